@@ -1,0 +1,30 @@
+"""Speculative decoding for T5 in JAX: exact, fast, and understood."""
+
+from specdec_jax.decoding import autoregressive_decode, speculative_decode, speculative_step
+from specdec_jax.drafters.model import ModelDrafter
+from specdec_jax.model import T5Model, t5_model
+from specdec_jax.sampling import GREEDY, Sampling
+from specdec_jax.t5 import T5Config
+from specdec_jax.types import DecodeResult, Draft, Drafter, Model, Verdict, VerifyRule
+from specdec_jax.verification import ExactRule
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "GREEDY",
+    "DecodeResult",
+    "Draft",
+    "Drafter",
+    "ExactRule",
+    "Model",
+    "ModelDrafter",
+    "Sampling",
+    "T5Config",
+    "T5Model",
+    "Verdict",
+    "VerifyRule",
+    "autoregressive_decode",
+    "speculative_decode",
+    "speculative_step",
+    "t5_model",
+]

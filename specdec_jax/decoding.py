@@ -1,0 +1,452 @@
+"""Speculative decoding (Algorithm 1), and the plain decoding it is measured against.
+
+`speculative_step` is Algorithm 1; `speculative_decode` runs it to the end of every
+row in one compiled `lax.while_loop`, drafting included. `autoregressive_decode` is
+the baseline: one token a call, as T5X decodes.
+
+Shapes: B batch, T source length, V vocabulary, N new tokens at most,
+L = N + gamma + 1 slots of buffer: the start token, N tokens, and room for the
+guesses of a last round.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from specdec_jax.sampling import GREEDY, Sampling, distribution, sample, uniform
+from specdec_jax.types import (
+    DecodeResult,
+    DecodeState,
+    Drafter,
+    Model,
+    Params,
+    StepInfo,
+    VerifyRule,
+)
+from specdec_jax.verification import ExactRule
+
+START_ID = 0  # T5 starts decoding from the padding token
+EOS_ID = 1
+
+# Checkpoints of one vocabulary are padded to different multiples (32100, 32128);
+# a larger difference means different vocabularies.
+MAX_VOCABULARY_PADDING = 127
+
+
+def speculative_step(
+    target: Model,
+    target_params: Params,
+    drafter: Drafter,
+    draft_params: Params,
+    state: DecodeState,
+    *,
+    gamma: int,
+    sampling: Sampling,
+    rule: VerifyRule,
+    max_new_tokens: int,
+    eos_id: int,
+) -> tuple[DecodeState, StepInfo]:
+    """Algorithm 1 of Leviathan et al. (2023), for every row of the batch.
+
+    Returns the state with between 1 and gamma + 1 more tokens in each row that was
+    not done, and what happened in this round alone.
+    """
+    draft_keys, verify_keys = _round_keys(state.keys, state.length)
+
+    # Sample gamma guesses x_1..x_gamma from the draft, autoregressively.
+    draft, draft_state = drafter.propose(
+        draft_params,
+        state.draft_state,
+        state.tokens,
+        state.length,
+        draft_keys,
+        gamma=gamma,
+        vocab_size=target.vocab_size,
+        sampling=sampling,
+    )
+
+    # Run the target on the prefix and all its extensions, in parallel.
+    last = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
+    fed = jnp.concatenate([last, draft.tokens], axis=1)
+    positions = state.length[:, None] - 1 + jnp.arange(gamma + 1)
+    logits, target_cache = target.extend(target_params, state.target_cache, fed, positions)
+    p = distribution(logits, sampling)
+
+    # Determine the number of accepted guesses n, and the token that follows them.
+    n, next_token = rule(p, draft, verify_keys)
+
+    # Return the accepted guesses and that token.
+    emitted = jnp.where(
+        jnp.arange(gamma + 1) == n[:, None], next_token[:, None], jnp.pad(draft.tokens, ((0, 0), (0, 1)))
+    )
+    state = state._replace(target_cache=target_cache, draft_state=draft_state)
+    state, kept = _commit(state, emitted, n + 1, logits, max_new_tokens, eos_id)
+    return _count(state, kept, n, draft.valid)
+
+
+def _round_keys(keys: Array, length: Array) -> tuple[Array, Array]:
+    """A round's keys for drafting and for verifying, key[B] each.
+
+    They depend on the row's key and on how far it has come, not on its batch.
+    """
+    split = jax.vmap(lambda key, at: jax.random.split(jax.random.fold_in(key, at)))(keys, length)
+    return split[:, 0], split[:, 1]
+
+
+def _commit(
+    state: DecodeState,
+    emitted: Array,
+    count: Array,
+    logits: Array,
+    max_new_tokens: int,
+    eos_id: int,
+) -> tuple[DecodeState, Array]:
+    """Writes the first `count` of `emitted` to each row that is not done.
+
+    A row ends at its first EOS, at its last allowed token, and before a token
+    whose logits held a NaN.
+
+    Args:
+      emitted: int32[B, k], tokens after the prefix.
+      count: int32[B], how many of them the rule gave.
+      logits: float32[B, k, V], the target's, for each of them.
+
+    Returns:
+      The state, and int32[B], the number of tokens really written.
+    """
+    at = jnp.arange(emitted.shape[1])
+    chosen = jnp.take_along_axis(logits, emitted[..., None], axis=-1)[..., 0]
+    normalizer = jax.nn.logsumexp(logits, axis=-1)
+
+    count = jnp.minimum(count, max_new_tokens + 1 - state.length)
+    is_eos = (emitted == eos_id) & (at < count[:, None])
+    ended = jnp.any(is_eos, axis=1)
+    count = jnp.where(ended, jnp.argmax(is_eos, axis=1) + 1, count)
+    broken = ~jnp.isfinite(normalizer) & (at < count[:, None])
+    finite = ~jnp.any(broken, axis=1)
+    count = jnp.where(finite, count, jnp.argmax(broken, axis=1))
+    count = jnp.where(state.done, 0, count)
+
+    def write(row: Array, new: Array, start: Array, count: Array) -> Array:
+        old = jax.lax.dynamic_slice(row, (start,), new.shape)
+        return jax.lax.dynamic_update_slice(row, jnp.where(at < count, new, old), (start,))
+
+    length = state.length + count
+    return state._replace(
+        tokens=jax.vmap(write)(state.tokens, emitted, state.length, count),
+        log_probs=jax.vmap(write)(state.log_probs, chosen - normalizer, state.length, count),
+        length=length,
+        done=state.done | (ended & finite) | ~finite | (length == max_new_tokens + 1),
+        finite=state.finite & (finite | state.done),
+    ), count
+
+
+def _count(
+    state: DecodeState, kept: Array, n: Array, valid: Array
+) -> tuple[DecodeState, StepInfo]:
+    """Adds a round to the counters; what was cut off behind an end counts nowhere.
+
+    Args:
+      kept: int32[B], tokens written in this round; 0 in rows that were done.
+      n: int32[B], guesses that the rule accepted.
+      valid: bool[B, gamma], guesses that were made.
+    """
+    at = jnp.arange(valid.shape[1])
+    alive = kept > 0
+    examined = valid & (at <= n[:, None]) & (at < kept[:, None])
+    info = StepInfo(
+        drafted=(valid & alive[:, None]).astype(jnp.int32),
+        examined=examined.astype(jnp.int32),
+        accepted=(examined & (at < n[:, None])).astype(jnp.int32),
+        target_calls=alive.astype(jnp.int32),
+    )
+    total = jax.tree.map(jnp.add, state.info, info)
+    return state._replace(info=total, calls=state.calls + 1), info
+
+
+def _start(
+    target: Model,
+    target_params: Params,
+    inputs: Array,
+    keys: Array,
+    *,
+    gamma: int,
+    max_new_tokens: int,
+    draft_state: Any,
+) -> DecodeState:
+    """The state before the first round: the start token, and the source read."""
+    batch, slots = inputs.shape[0], max_new_tokens + gamma + 1
+    guesses = jnp.zeros((batch, gamma), jnp.int32)
+    return DecodeState(
+        tokens=jnp.full((batch, slots), 0, jnp.int32).at[:, 0].set(START_ID),
+        log_probs=jnp.zeros((batch, slots), jnp.float32),
+        length=jnp.ones((batch,), jnp.int32),
+        done=jnp.zeros((batch,), bool),
+        finite=jnp.ones((batch,), bool),
+        keys=keys,
+        target_cache=target.prefill(target_params, inputs, slots),
+        draft_state=draft_state,
+        info=StepInfo(guesses, guesses, guesses, jnp.zeros((batch,), jnp.int32)),
+        calls=jnp.zeros((), jnp.int32),
+    )
+
+
+def _result(state: DecodeState, max_new_tokens: int) -> DecodeResult:
+    return DecodeResult(
+        tokens=state.tokens[:, 1 : max_new_tokens + 1],
+        lengths=state.length - 1,
+        log_probs=state.log_probs[:, 1 : max_new_tokens + 1],
+        finite=state.finite,
+        rounds=state.info.target_calls,
+        target_calls=state.calls,
+        drafted=state.info.drafted,
+        examined=state.info.examined,
+        accepted=state.info.accepted,
+    )
+
+
+def _until_done(step: Any, state: DecodeState) -> DecodeState:
+    return jax.lax.while_loop(lambda state: ~jnp.all(state.done), step, state)
+
+
+@functools.partial(
+    jax.jit,
+    static_argnames=(
+        "target", "drafter", "gamma", "max_new_tokens", "sampling", "rule", "eos_id",
+    ),
+)  # fmt: skip
+def _speculative_decode(
+    target: Model,
+    target_params: Params,
+    drafter: Drafter,
+    draft_params: Params,
+    inputs: Array,
+    keys: Array,
+    *,
+    gamma: int,
+    max_new_tokens: int,
+    sampling: Sampling,
+    rule: VerifyRule,
+    eos_id: int,
+) -> DecodeResult:
+    def step(state: DecodeState) -> DecodeState:
+        return speculative_step(
+            target,
+            target_params,
+            drafter,
+            draft_params,
+            state,
+            gamma=gamma,
+            sampling=sampling,
+            rule=rule,
+            max_new_tokens=max_new_tokens,
+            eos_id=eos_id,
+        )[0]
+
+    draft_state = drafter.init(draft_params, inputs, max_new_tokens + gamma + 1)
+    state = _start(
+        target,
+        target_params,
+        inputs,
+        keys,
+        gamma=gamma,
+        max_new_tokens=max_new_tokens,
+        draft_state=draft_state,
+    )
+    return _result(_until_done(step, state), max_new_tokens)
+
+
+@functools.partial(
+    jax.jit, static_argnames=("target", "max_new_tokens", "sampling", "eos_id")
+)
+def _autoregressive_decode(
+    target: Model,
+    target_params: Params,
+    inputs: Array,
+    keys: Array,
+    *,
+    max_new_tokens: int,
+    sampling: Sampling,
+    eos_id: int,
+) -> DecodeResult:
+    def step(state: DecodeState) -> DecodeState:
+        _, sample_keys = _round_keys(state.keys, state.length)
+        last = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
+        logits, cache = target.extend(
+            target_params, state.target_cache, last, state.length[:, None] - 1
+        )
+        token = sample(distribution(logits, sampling), uniform(sample_keys, 1))
+        one = jnp.ones_like(state.length)
+        state, kept = _commit(
+            state._replace(target_cache=cache), token, one, logits, max_new_tokens, eos_id
+        )
+        return _count(state, kept, one - 1, jnp.zeros_like(token[:, :0], dtype=bool))[0]
+
+    state = _start(
+        target,
+        target_params,
+        inputs,
+        keys,
+        gamma=0,
+        max_new_tokens=max_new_tokens,
+        draft_state=(),
+    )
+    return _result(_until_done(step, state), max_new_tokens)
+
+
+def speculative_decode(
+    target: Model,
+    target_params: Params,
+    drafter: Drafter,
+    draft_params: Params,
+    inputs: Array,
+    key: Array | None = None,
+    *,
+    gamma: int = 7,
+    max_new_tokens: int = 64,
+    sampling: Sampling = GREEDY,
+    rule: VerifyRule = ExactRule(),
+    eos_id: int = EOS_ID,
+) -> DecodeResult:
+    """Decodes with a draft; the output is distributed as the target's alone.
+
+    At temperature 0 it is `autoregressive_decode`'s, token for token. A row's
+    tokens depend on its source and its key, not on the rows beside it. The whole
+    decode is one compiled program, compiled once per shape and setting.
+
+    Args:
+      target: p, a `Model`.
+      target_params: its parameters, as `target.prepare` lays them out.
+      drafter: q, a `Drafter`; `ModelDrafter(model)` for a smaller model.
+      draft_params: its parameters.
+      inputs: int32[B, T], sources, ending in EOS and padded with 0.
+      key: one key, of which each row gets its own by its index, or key[B]; only
+        needed when sampling.
+      gamma: guesses a round; 3 or 7 make the verified block a multiple of 4,
+        which CPUs like best.
+      max_new_tokens: N, the most tokens a row gets, its EOS among them.
+      sampling: temperature, top-k, top-p, for target and draft alike.
+      rule: what to accept; the default is exact.
+      eos_id: the token that ends a row; -1 for none.
+
+    Returns:
+      A `DecodeResult`.
+
+    Raises:
+      ValueError: for arguments out of range or models that don't fit together,
+        before anything is compiled.
+      FloatingPointError: when the target's logits held a NaN.
+    """
+    if gamma != int(gamma) or gamma < 1:
+        raise ValueError(
+            f"gamma must be a whole number, 1 or above, not {gamma}; "
+            "for no guesses use autoregressive_decode."
+        )
+    _check_vocabularies(target.vocab_size, drafter.vocab_size)
+    keys = _check_common(target, inputs, key, max_new_tokens, sampling, eos_id)
+    return _checked(
+        _speculative_decode(
+            target,
+            target_params,
+            drafter,
+            draft_params,
+            inputs,
+            keys,
+            gamma=gamma,
+            max_new_tokens=max_new_tokens,
+            sampling=sampling,
+            rule=rule,
+            eos_id=eos_id,
+        )
+    )
+
+
+def autoregressive_decode(
+    target: Model,
+    target_params: Params,
+    inputs: Array,
+    key: Array | None = None,
+    *,
+    max_new_tokens: int = 64,
+    sampling: Sampling = GREEDY,
+    eos_id: int = EOS_ID,
+) -> DecodeResult:
+    """Decodes with the target alone, one token a call: the baseline.
+
+    Arguments, result and errors are those of `speculative_decode`; the counters
+    of guesses have gamma = 0.
+    """
+    keys = _check_common(target, inputs, key, max_new_tokens, sampling, eos_id)
+    return _checked(
+        _autoregressive_decode(
+            target,
+            target_params,
+            inputs,
+            keys,
+            max_new_tokens=max_new_tokens,
+            sampling=sampling,
+            eos_id=eos_id,
+        )
+    )
+
+
+def _check_vocabularies(target: int, draft: int) -> None:
+    if abs(target - draft) > MAX_VOCABULARY_PADDING:
+        raise ValueError(
+            f"The draft's vocabulary has {draft} ids and the target's {target}: they can't be "
+            "the same vocabulary, padded; use a draft that was trained on the target's."
+        )
+
+
+def _check_common(
+    target: Model,
+    inputs: Array,
+    key: Array | None,
+    max_new_tokens: int,
+    sampling: Sampling,
+    eos_id: int,
+) -> Array:
+    """Refuses wrong arguments in one sentence; returns a key for each row."""
+    if inputs.ndim != 2 or not jnp.issubdtype(inputs.dtype, jnp.integer) or 0 in inputs.shape:
+        raise ValueError(
+            f"inputs must be token ids of shape [batch, source length], not {inputs.dtype}"
+            f"{list(inputs.shape)}."
+        )
+    if max_new_tokens != int(max_new_tokens) or max_new_tokens < 1:
+        raise ValueError(
+            f"max_new_tokens must be a whole number, 1 or above, not {max_new_tokens}."
+        )
+    if not -1 <= eos_id < target.vocab_size:
+        raise ValueError(
+            f"eos_id must be an id of the target's vocabulary, below {target.vocab_size}, "
+            f"or -1 for none, not {eos_id}."
+        )
+    if key is None:
+        if sampling.temperature > 0:
+            raise ValueError("Sampling needs a key: pass key=jax.random.key(seed).")
+        key = jax.random.key(0)
+    if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        raise ValueError("key must be a typed key, as jax.random.key(seed) makes it.")
+    if key.ndim == 0:
+        rows = jnp.arange(inputs.shape[0])
+        return jax.vmap(lambda row: jax.random.fold_in(key, row))(rows)
+    if key.shape != inputs.shape[:1]:
+        raise ValueError(
+            f"key must be one key or one for each of the {inputs.shape[0]} rows, "
+            f"not of shape {list(key.shape)}."
+        )
+    return key
+
+
+def _checked(result: DecodeResult) -> DecodeResult:
+    """Raises where the target gave a NaN; inside a jit the caller reads `finite`."""
+    if isinstance(result.finite, jax.core.Tracer) or result.finite.all():
+        return result
+    rows = [int(row) for row in jnp.flatnonzero(~result.finite)]
+    raise FloatingPointError(
+        f"The target's logits held a NaN in row {', '.join(map(str, rows))}: check its "
+        "parameters, or run it in float32."
+    )

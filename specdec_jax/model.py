@@ -1,0 +1,52 @@
+"""T5 as a `Model`: two pure functions over parameters and a cache."""
+
+import dataclasses
+
+import jax
+from jax import Array
+
+from specdec_jax.layers import prepare_kernels
+from specdec_jax.t5 import T5, DecoderCache, T5Config
+from specdec_jax.types import Params
+
+
+@dataclasses.dataclass(frozen=True)
+class T5Model:
+    """A T5 for decoding.
+
+    Attributes:
+      config: the hyperparameters.
+      feature_major: the orientation of its products (layers.py); `t5_model` picks it.
+    """
+
+    config: T5Config
+    feature_major: bool = False
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        return self.config.vocab_size
+
+    @property
+    def module(self) -> T5:
+        """The Flax module behind it."""
+        return T5(self.config, self.feature_major)
+
+    def prepare(self, params: Params) -> Params:
+        """Lays out a checkpoint's parameters for this model, once, when loaded."""
+        return prepare_kernels(params, feature_major=self.feature_major)
+
+    def prefill(self, params: Params, inputs: Array, length: int) -> DecoderCache:
+        """Reads sources, int32[B, T], with room for `length` tokens."""
+        return self.module.apply({"params": params}, inputs, length, method="prefill")
+
+    def extend(
+        self, params: Params, cache: DecoderCache, tokens: Array, positions: Array
+    ) -> tuple[Array, DecoderCache]:
+        """Feeds int32[B, k] tokens -> float32[B, k, V] logits and the cache."""
+        return self.module.apply({"params": params}, cache, tokens, positions, method="extend")
+
+
+def t5_model(config: T5Config) -> T5Model:
+    """The T5 in the orientation that suits the default back end."""
+    return T5Model(config, feature_major=jax.default_backend() == "cpu")

@@ -1,0 +1,115 @@
+"""Standardized sampling (section 2.2): logits -> the distribution that is sampled.
+
+Temperature, top-k and top-p change the logits first, of target and draft alike;
+everything after samples plainly from what comes out. At temperature 0 the
+distribution is one-hot at the argmax, so greedy decoding is no special case.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """How tokens are chosen.
+
+    Attributes:
+      temperature: 0 is the argmax; 1 the model's own distribution.
+      top_k: keep the k likeliest tokens (ties: the lower ids); 0 keeps all.
+      top_p: of what is left, keep the smallest set with at least this mass.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.temperature < float("inf"):
+            raise ValueError(
+                f"temperature must be a finite number, 0 or above, not {self.temperature}; "
+                "0 takes the likeliest token."
+            )
+        if self.top_k < 0 or self.top_k != int(self.top_k):
+            raise ValueError(
+                f"top_k must be a whole number, 0 or above, not {self.top_k}; 0 keeps all tokens."
+            )
+        if not 0.0 < self.top_p <= 1.0:
+            raise ValueError(f"top_p must be above 0 and at most 1, not {self.top_p}.")
+
+
+GREEDY = Sampling(temperature=0.0)
+
+
+def distribution(logits: Array, sampling: Sampling) -> Array:
+    """Applies standardized sampling (section 2.2).
+
+    Args:
+      logits: float32[..., V].
+      sampling: static settings.
+
+    Returns:
+      float32[..., V] probabilities; NaN throughout a row whose logits hold a NaN
+      (or nothing finite), at temperature 0 too, so that no NaN passes silently.
+    """
+    if sampling.temperature == 0.0:
+        # A NaN wins every maximum, +inf minus itself is one, and so is -inf's.
+        best = jnp.max(logits, axis=-1, keepdims=True)
+        one_hot = jax.nn.one_hot(jnp.argmax(logits, axis=-1), logits.shape[-1])
+        return one_hot + (best - best)
+    # Shifted first, so that no temperature, however low, overflows.
+    logits = (logits - jnp.max(logits, axis=-1, keepdims=True)) / sampling.temperature
+    if 0 < sampling.top_k < logits.shape[-1]:
+        logits = _keep_top_k(logits, sampling.top_k)
+    if sampling.top_p < 1.0:
+        logits = _keep_top_p(logits, sampling.top_p)
+    return jax.nn.softmax(logits, axis=-1)
+
+
+def _keep_top_k(logits: Array, k: int) -> Array:
+    """Drops all but the k largest; of equal ones the lower ids stay."""
+    values, ids = jax.lax.top_k(logits, k)
+    return _keep_down_to(logits, values[..., -1:], ids[..., -1:])
+
+
+def _keep_top_p(logits: Array, mass: float) -> Array:
+    """Drops all but the smallest set of the likeliest with at least this mass."""
+    values, ids = jax.lax.top_k(logits, logits.shape[-1])
+    ranked = jax.nn.softmax(values, axis=-1)
+    before = jnp.cumsum(ranked, axis=-1) - ranked
+    last = jnp.sum(before < mass, axis=-1, keepdims=True) - 1
+    least, last_id = (jnp.take_along_axis(x, last, axis=-1) for x in (values, ids))
+    return _keep_down_to(logits, least, last_id)
+
+
+def _keep_down_to(logits: Array, least: Array, last_id: Array) -> Array:
+    """Drops what ranks below the token `last_id`, whose logit is `least`."""
+    tied = (logits == least) & (jnp.arange(logits.shape[-1]) <= last_id)
+    # A NaN compares false: it stays, so that the softmax shows it.
+    return jnp.where((logits > least) | tied | jnp.isnan(logits), logits, -jnp.inf)
+
+
+def sample(weights: Array, u: Array) -> Array:
+    """Draws from unnormalized weights by inverting their cumulative sum.
+
+    One uniform a draw instead of V; a token of weight 0 is never drawn, even
+    where rounding makes the cumulative sum uneven.
+
+    Args:
+      weights: float32[..., V], nonnegative, not all 0.
+      u: float32[...], uniform in [0, 1).
+
+    Returns:
+      int32[...].
+    """
+    possible = weights > 0
+    cumulative = jnp.where(possible, jnp.cumsum(weights, axis=-1), 0.0)
+    total = jnp.max(cumulative, axis=-1, keepdims=True)
+    return jnp.argmax(possible & (cumulative > u[..., None] * total), axis=-1).astype(jnp.int32)
+
+
+def uniform(keys: Array, num: int) -> Array:
+    """`num` uniforms in [0, 1) from each of B keys -> float32[B, num]."""
+    return jax.vmap(lambda key: jax.random.uniform(key, (num,)))(keys)

@@ -1,0 +1,159 @@
+"""What flows through a decode, and the contracts of its parts.
+
+p is the target, q the draft, as in Leviathan et al. (2023).
+Shapes: B batch, T source length, L buffer, V vocabulary, k tokens per call,
+gamma guesses a round. A `key` is a typed `jax.random.key`.
+"""
+
+from typing import Any, NamedTuple, Protocol
+
+from jax import Array
+
+from specdec_jax.sampling import Sampling
+
+Params = Any  # a pytree of arrays
+Cache = Any  # a pytree of arrays, whatever a model keeps of a prefix
+
+
+class Model(Protocol):
+    """A network, as decoding sees it: two pure functions over a cache.
+
+    Hashable and comparable (a frozen dataclass does it): a model is a static
+    argument of the compiled decode.
+    """
+
+    @property
+    def vocab_size(self) -> int:
+        """V, the number of logits."""
+
+    def prefill(self, params: Params, inputs: Array, length: int) -> Cache:
+        """Reads sources, int32[B, T] (0 is padding), with room for `length` tokens."""
+
+    def extend(
+        self, params: Params, cache: Cache, tokens: Array, positions: Array
+    ) -> tuple[Array, Cache]:
+        """Feeds int32[B, k] tokens at int32[B, k] positions, consecutive in a row.
+
+        Slots of the cache are positions: feeding a position again overwrites it,
+        and nothing after the last position fed is ever read. Returns the logits
+        of the token that follows each one, float32[B, k, V], and the cache.
+        """
+
+
+class Draft(NamedTuple):
+    """One round's guesses, and the distributions they were drawn from."""
+
+    tokens: Array  # int32[B, gamma], x_1..x_gamma
+    q: Array  # float32[B, gamma, V], what each was sampled from; all 0 where no guess was made
+    valid: Array  # bool[B, gamma]; a guess that was not made is never accepted
+
+
+class Drafter(Protocol):
+    """Makes guesses. Hashable and comparable, like a `Model`."""
+
+    @property
+    def vocab_size(self) -> int:
+        """The vocabulary of its guesses."""
+
+    def init(self, params: Params, inputs: Array, length: int) -> Any:
+        """Reads sources, int32[B, T], with room for `length` tokens -> state."""
+
+    def propose(
+        self,
+        params: Params,
+        state: Any,
+        tokens: Array,
+        length: Array,
+        keys: Array,
+        *,
+        gamma: int,
+        vocab_size: int,
+        sampling: Sampling,
+    ) -> tuple[Draft, Any]:
+        """Guesses the gamma tokens after each row's prefix.
+
+        Args:
+          params: the drafter's parameters.
+          state: of `init` or of the round before.
+          tokens: int32[B, L]; `tokens[b, :length[b]]` is committed, the rest free.
+          length: int32[B].
+          keys: one key a row.
+          gamma: number of guesses.
+          vocab_size: V, the target's: guesses and q stay within it.
+          sampling: the standardized sampling that the target uses.
+        """
+
+
+class Verdict(NamedTuple):
+    """What a rule made of one round's guesses."""
+
+    num_accepted: Array  # int32[B], n: how many leading guesses stand
+    next_token: Array  # int32[B], the correction (n < gamma) or the bonus token
+
+
+class VerifyRule(Protocol):
+    """Decides what stands. Hashable and comparable, like a `Model`."""
+
+    def __call__(self, p: Array, draft: Draft, keys: Array) -> Verdict:
+        """p: float32[B, gamma + 1, V], the target's distributions; one key a row."""
+
+
+class StepInfo(NamedTuple):
+    """What happened in one round; counts only what was emitted."""
+
+    drafted: Array  # int32[B, gamma], 1 where a guess was made
+    examined: Array  # int32[B, gamma], 1 where all guesses before it stood
+    accepted: Array  # int32[B, gamma], 1 where it was accepted and emitted
+    target_calls: Array  # int32[B], 1 where the row was alive
+
+
+class DecodeState(NamedTuple):
+    """The carry of the decoding loop."""
+
+    tokens: Array  # int32[B, L], tokens[:, 0] is the start token; 0 past the end
+    log_probs: Array  # float32[B, L], log p(token | prefix) of the unadjusted target
+    length: Array  # int32[B], committed tokens, the start token among them: the only cursor
+    done: Array  # bool[B]
+    finite: Array  # bool[B], False once the target's logits held a NaN
+    keys: Array  # key[B]
+    target_cache: Cache
+    draft_state: Any
+    info: StepInfo  # sums over the rounds so far
+    calls: Array  # int32[], target calls of the whole batch
+
+
+class DecodeResult(NamedTuple):
+    """Tokens and what they took. N is `max_new_tokens`.
+
+    From a plain decode the counters of guesses have gamma = 0.
+    """
+
+    tokens: Array  # int32[B, N], 0 after the end; holds the EOS where one was emitted
+    lengths: Array  # int32[B], emitted tokens, the EOS among them
+    log_probs: Array  # float32[B, N], log p of each token under the unadjusted target
+    finite: Array  # bool[B], False where the target gave a NaN: the row ends before it
+    rounds: Array  # int32[B], target calls while the row was alive
+    target_calls: Array  # int32[], target calls of the batch: the largest of `rounds`
+    drafted: Array  # int32[B, gamma], guesses made, by position in the round
+    examined: Array  # int32[B, gamma], guesses the target came to judge
+    accepted: Array  # int32[B, gamma], guesses that stand in `tokens`
+
+    @property
+    def scores(self) -> Array:
+        """float32[B], log p of each row's tokens under the unadjusted target."""
+        return self.log_probs.sum(axis=-1)
+
+    @property
+    def acceptance_rate(self) -> Array:
+        """float32[], alpha: accepted / examined over the batch; NaN without guesses."""
+        return self.accepted.sum() / self.examined.sum()
+
+    @property
+    def acceptance_by_position(self) -> Array:
+        """float32[gamma], the acceptance rate of the guesses that were reached."""
+        return self.accepted.sum(axis=0) / self.examined.sum(axis=0)
+
+    @property
+    def tokens_per_call(self) -> Array:
+        """float32[], emitted tokens per target call and row (Eq. 1's expectation)."""
+        return self.lengths.sum() / self.rounds.sum()
