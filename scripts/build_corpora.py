@@ -31,8 +31,8 @@ from pathlib import Path
 import corpora_apt
 import corpora_sources as sources
 from corpora_text import (
-    hash_fraction,
     has_markup,
+    hash_fraction,
     is_good_pair,
     is_latin,
     is_prose_sentence,

@@ -91,10 +91,10 @@ class Apt:
         if folder.exists():
             return folder
         archives = self._work / "cache" / "archives"
-        stale = archives / f"{package}_"
-        if not list(archives.glob(f"{stale.name}*.deb")):
+        pattern = f"{package}_*.deb"
+        if not list(archives.glob(pattern)):
             self._run(["download", package], f"download the package {package}", cwd=archives)
-        archive = max(archives.glob(f"{stale.name}*.deb"))
+        archive = max(archives.glob(pattern))
         partial = folder.with_name(f"{package}.partial")
         shutil.rmtree(partial, ignore_errors=True)
         result = subprocess.run(

@@ -13,7 +13,8 @@ import html.parser
 import lzma
 import re
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from corpora_text import squeeze
@@ -61,19 +62,25 @@ class Description:
     blocks: tuple[str | None, ...]
 
 
+def _decompress(path: Path) -> bytes:
+    """The contents of a file, by the suffix of its name."""
+    match path.suffix:
+        case ".gz":
+            return gzip.decompress(path.read_bytes())
+        case ".xz":
+            return lzma.decompress(path.read_bytes())
+        case ".bz2":
+            return bz2.decompress(path.read_bytes())
+        case ".lz4" | ".zst":
+            return _apt_cat(path)
+    return path.read_bytes()
+
+
 def read_text(path: Path) -> str:
     """Reads a text file, compressed or not."""
-    openers: dict[str, Callable[[bytes], bytes]] = {
-        ".gz": gzip.decompress,
-        ".xz": lzma.decompress,
-        ".bz2": bz2.decompress,
-        ".lz4": lambda _: _apt_cat(path),
-        ".zst": lambda _: _apt_cat(path),
-    }
     try:
-        data = path.read_bytes()
-        return openers.get(path.suffix, lambda raw: raw)(data).decode("utf-8", "replace")
-    except (OSError, EOFError, lzma.LZMAError) as error:
+        return _decompress(path).decode("utf-8", "replace")
+    except (OSError, EOFError, ValueError, lzma.LZMAError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or "its compression is damaged"
         raise CorpusError(f"Can't read {path}: {reason}.") from error
 

@@ -19,14 +19,14 @@ _REMOVED = re.compile("|".join((_ALWAYS, _UNLESS_IN_WORD, _UNLESS_IN_NUMBER)))
 
 
 def strip_case_and_punctuation(text: str) -> str:
-    """Lower-cases a text and takes its punctuation away, keeping every word.
+    r"""Lower-cases a text and takes its punctuation away, keeping every word.
 
     Each removed mark becomes a space and runs of white space become one, so
     that two words never merge. What belongs to a word stays: hyphens and
     apostrophes inside it, digits with the marks between them, and symbols that
     are read aloud (``%``, ``&``, ``+``, ``/``).
 
-    >>> strip_case_and_punctuation('He said: "It\\'s a well-known 3.5 % rise!"')
+    >>> strip_case_and_punctuation('He said: "It\'s a well-known 3.5 % rise!"')
     "he said it's a well-known 3.5 % rise"
     >>> strip_case_and_punctuation("Das sind Ein- und Ausgaben (z. B. Dateien).")
     'das sind ein und ausgaben z b dateien'
