@@ -32,22 +32,23 @@ class Task:
     Attributes:
       name: its name.
       prefix: put before every source, as T5 does ("summarize: ").
-      path_pattern: where its pairs lie, one `source<TAB>target` a line; `{split}`
-        stands for train, validation or test.
+      directory: where its pairs lie, one `source<TAB>target` a line.
       rate: its share of the mixture's examples, relative to the others'.
       cut_source: an overlong source is cut if True (it stays a fair task when only
         the beginning matters, as in summaries); else the pair is dropped.
+      file: the file of a split (train, validation or test) in `directory`.
     """
 
     name: str
     prefix: str
-    path_pattern: str
+    directory: str
     rate: float = 1.0
     cut_source: bool = False
+    file: str = "{name}-{split}.tsv"
 
     def path(self, split: str) -> str:
         """The file of a split."""
-        return self.path_pattern.replace("{split}", split)
+        return os.path.join(self.directory, self.file.format(name=self.name, split=split))
 
 
 class Ragged(NamedTuple):
