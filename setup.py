@@ -54,7 +54,7 @@ EXTRAS = {
 EXTRAS["all"] = sorted({need for needs in EXTRAS.values() for need in needs})
 
 # The gin files live at the top, as T5X users expect, and travel as this subpackage.
-GIN_PACKAGE = "specdec_jax.gin_files"
+GIN_PACKAGE = "specdec_jax.gin"
 
 setup(
     name="specdec_jax",

@@ -3,9 +3,7 @@
 import importlib
 from types import ModuleType
 
-
-class MissingExtraError(ImportError):
-    """An optional package is not installed; the message names the command that does it."""
+from specdec_jax.errors import MissingExtraError
 
 
 def require(module: str, *, extra: str) -> ModuleType:

@@ -1,9 +1,9 @@
 """The pairs that ship with the package, and pairs of your own in the same layout.
 
-    <pair>/target/        weights, as `checkpoints.save_params` writes them
-    <pair>/draft/         weights
-    <pair>/spiece.model   the vocabulary of both
-    <pair>/MODEL_CARD.md  what it can do and what it can't, and where it comes from
+<pair>/target/        weights, as `checkpoints.save_params` writes them
+<pair>/draft/         weights
+<pair>/spiece.model   the vocabulary of both
+<pair>/MODEL_CARD.md  what it can do and what it can't, and where it comes from
 """
 
 import dataclasses

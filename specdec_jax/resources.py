@@ -8,7 +8,9 @@ ASSETS = _PACKAGE / "assets"
 
 
 def gin_search_paths() -> list[str]:
-    """The directories of the shipped gin files: `gin/` of a checkout, or the wheel's copy."""
-    # In a wheel no `gin/` of ours lies beside the package: there, that is gin-config itself.
-    in_wheel, in_checkout = _PACKAGE / "gin_files", _PACKAGE.parent / "gin"
-    return [str(in_wheel if in_wheel.is_dir() else in_checkout)]
+    """Where shipped gin files are found, as `runs/train.gin` and as `gin/runs/train.gin`.
+
+    `gin/` lies at the top of a checkout; a wheel has it within the package.
+    """
+    home = _PACKAGE if (_PACKAGE / "gin").is_dir() else _PACKAGE.parent
+    return [str(home / "gin"), str(home)]
