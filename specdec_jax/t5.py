@@ -7,6 +7,7 @@ E embedding, H heads, D head dimension. N = B x T or B x k.
 import dataclasses
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
@@ -220,7 +221,9 @@ class Decoder(nn.Module):
         else:
             logits = self.logits_dense(x)
         if self.feature_major:
-            logits = logits.T
+            # The barrier keeps XLA from folding the transpose into the product, which would
+            # undo the orientation for the largest matrix of all.
+            logits = jax.lax.optimization_barrier(logits).T
         return logits.reshape(*positions.shape, c.vocab_size), tuple(written)
 
 
