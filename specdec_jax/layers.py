@@ -52,10 +52,12 @@ class Dense(nn.Module):
     """A product with a learned matrix, without bias: `[N, in] -> [N, out]`.
 
     Feature-major, `[in, N] -> [out, N]`, and the kernel is kept `[out, in]`.
+    Without a `dtype` the product is taken of what comes, accumulated in float32:
+    float32 logits without a float32 copy of a bfloat16 head.
     """
 
     features: int
-    dtype: Any = jnp.float32
+    dtype: Any = None
     feature_major: bool = False
     kernel_init: Callable[..., Array] = nn.initializers.variance_scaling(
         1.0, "fan_in", "truncated_normal"
@@ -64,11 +66,18 @@ class Dense(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         if self.feature_major:
-            shape = (self.features, x.shape[0])
-            kernel = self.param("kernel", lambda key: self.kernel_init(key, shape[::-1]).T)
-            return jnp.dot(kernel.astype(self.dtype), x.astype(self.dtype))
+            shape = (x.shape[0], self.features)
+            kernel = self.param("kernel", lambda key: self.kernel_init(key, shape).T)
+            return product(kernel, x, self.dtype)
         kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features))
-        return jnp.dot(x.astype(self.dtype), kernel.astype(self.dtype))
+        return product(x, kernel, self.dtype)
+
+
+def product(a: Array, b: Array, dtype: Any = None) -> Array:
+    """`a @ b` in `dtype`; without one, as they come but accumulated and left in float32."""
+    if dtype is None:
+        return jnp.dot(a, b, preferred_element_type=jnp.float32)
+    return jnp.dot(a.astype(dtype), b.astype(dtype))
 
 
 class RMSNorm(nn.Module):

@@ -7,6 +7,7 @@ E embedding, H heads, D head dimension. N = B x T or B x k.
 import dataclasses
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
@@ -19,6 +20,7 @@ from specdec_jax.layers import (
     MlpBlock,
     RelativePositionBias,
     RMSNorm,
+    product,
     write_at,
 )
 
@@ -181,7 +183,7 @@ class Decoder(nn.Module):
         self.decoder_norm = RMSNorm(c.dtype, self.feature_major)
         self.dropout = nn.Dropout(c.dropout_rate)
         if not c.logits_via_embedding:
-            self.logits_dense = Dense(c.vocab_size, jnp.float32, self.feature_major)
+            self.logits_dense = Dense(c.vocab_size, feature_major=self.feature_major)
 
     def read_source(self, encoded: Array, batch: int) -> tuple[KeysValues, ...]:
         """Every layer's keys and values of the encoded source, computed once."""
@@ -214,13 +216,14 @@ class Decoder(nn.Module):
             written.append(cache)
         x = self.dropout(self.decoder_norm(x), deterministic=deterministic)
         if c.logits_via_embedding:
-            x = x.astype(jnp.float32) / jnp.sqrt(c.emb_dim)
-            table = table.astype(jnp.float32)
-            logits = jnp.dot(table, x) if self.feature_major else jnp.dot(x, table.T)
+            logits = product(table, x) if self.feature_major else product(x, table.T)
+            logits /= jnp.sqrt(c.emb_dim)
         else:
             logits = self.logits_dense(x)
         if self.feature_major:
-            logits = logits.T
+            # The barrier keeps XLA from folding the transpose into the product, which would
+            # undo the orientation for the largest matrix of all.
+            logits = jax.lax.optimization_barrier(logits).T
         return logits.reshape(*positions.shape, c.vocab_size), tuple(written)
 
 

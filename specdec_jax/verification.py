@@ -24,7 +24,8 @@ def residual(p: Array, q: Array) -> Array:
       float32[..., V].
     """
     rest = jnp.maximum(p - q, 0.0)
-    return jnp.where(jnp.sum(rest, axis=-1, keepdims=True) > 0, rest, p)
+    left = jnp.sum(rest, axis=-1, keepdims=True) > jnp.finfo(p.dtype).tiny
+    return jnp.where(left, rest, p)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,97 @@
+"""Small models that every test shares: a table whose decode can be enumerated, and tiny T5s."""
+
+import dataclasses
+import functools
+import json
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.traverse_util import unflatten_dict
+from jax import Array
+
+from specdec_jax.model import T5Model
+from specdec_jax.t5 import T5, T5Config
+
+DATA = pathlib.Path(__file__).parent / "data"
+
+
+@dataclasses.dataclass(frozen=True)
+class TableModel:
+    """A `Model` whose logits are `params[source % S, previous, current]`, float32[S, V, V, V].
+
+    Order 2, so that it reads its cache: a slot that is missing or stale changes the output.
+    """
+
+    vocab_size: int
+
+    def prefill(self, params: Array, inputs: Array, length: int) -> tuple[Array, Array]:
+        source = inputs[:, 0] % params.shape[0]
+        return source, jnp.full((inputs.shape[0], length), -1, jnp.int32)
+
+    def extend(
+        self, params: Array, cache: tuple[Array, Array], tokens: Array, positions: Array
+    ) -> tuple[Array, Any]:
+        source, slots = cache
+        rows = jnp.arange(tokens.shape[0])[:, None]
+        slots = slots.at[rows, positions].set(tokens)
+        previous = jnp.where(positions > 0, slots[rows, positions - 1], 0)
+        # A slot that nobody wrote gives NaN, which no test lets pass.
+        logits = jnp.where(
+            (previous >= 0)[..., None], params[source[:, None], previous, tokens], jnp.nan
+        )
+        return logits, (source, slots)
+
+
+def table_params(seed: int, vocab_size: int, sources: int = 3, scale: float = 2.0) -> Array:
+    """Random logits for a `TableModel`."""
+    shape = (sources, vocab_size, vocab_size, vocab_size)
+    return scale * jax.random.normal(jax.random.key(seed), shape)
+
+
+TINY = T5Config(
+    vocab_size=40,
+    emb_dim=16,
+    num_heads=2,
+    num_encoder_layers=1,
+    num_decoder_layers=2,
+    head_dim=8,
+    mlp_dim=24,
+)
+
+
+@functools.lru_cache(maxsize=None)
+def tiny_t5(seed: int, config: T5Config = TINY, feature_major: bool = True) -> tuple[T5Model, Any]:
+    """A T5 with random parameters, sharpened so that its greedy output varies."""
+    model = T5Model(config, feature_major)
+    tokens = jnp.ones((1, 2), jnp.int32)
+    params = T5(config).init(jax.random.key(seed), tokens, tokens)["params"]
+    params = jax.tree.map(lambda leaf: 1.5 * leaf, params)
+    return model, model.prepare(params)
+
+
+def sources(batch: int, length: int, vocab_size: int, seed: int = 0) -> Array:
+    """Random sources of unequal lengths, ending in EOS and padded with 0."""
+    rng = np.random.default_rng(seed)
+    rows = np.zeros((batch, length), np.int32)
+    for row in rows:
+        size = rng.integers(1, length)
+        row[:size] = rng.integers(2, vocab_size, size)
+        row[size] = 1
+    return jnp.asarray(rows)
+
+
+@pytest.fixture(params=["t5_1_0", "t5_1_1"])
+def golden(request: pytest.FixtureRequest) -> tuple[T5Config, Any, dict[str, np.ndarray]]:
+    """What T5X itself computes from small random weights: config, parameters, values."""
+    arrays = dict(np.load(DATA / f"golden_{request.param}.npz"))
+    flat = {
+        tuple(name.removeprefix("param:").split("/")): jnp.asarray(value)
+        for name, value in arrays.items()
+        if name.startswith("param:")
+    }
+    config = T5Config(**json.loads(str(arrays["config"])))
+    return config, unflatten_dict(flat), arrays
