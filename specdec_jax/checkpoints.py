@@ -124,6 +124,24 @@ def save_params(
         raise
 
 
+def tidy(path: str | os.PathLike[str]) -> None:
+    """Clears up after a writer of `path` that was killed; call it when none is at work.
+
+    Half-written directories beside `path` go; where it died between the two renames of
+    a replacement, the old directory takes its place again.
+    """
+    path = os.path.abspath(os.fspath(path))
+    parent, name = os.path.split(path)
+    if not os.path.isdir(parent):
+        return
+    left = [f for f in sorted(os.listdir(parent)) if f.startswith(f".{name}.")]
+    for entry in [f for f in left if f.endswith(".partial.old")]:
+        if not os.path.exists(path):
+            os.rename(os.path.join(parent, entry), path)
+    for entry in [f for f in left if f.endswith((".partial", ".partial.old"))]:
+        shutil.rmtree(os.path.join(parent, entry), ignore_errors=True)
+
+
 def load_config(path: str | os.PathLike[str]) -> T5Config:
     """Reads the config of a directory that `save_params` wrote.
 

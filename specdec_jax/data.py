@@ -178,6 +178,7 @@ def tokenize(path: str, prefix: str, vocabulary: Vocabulary, *, cache: bool = Tr
                 t=pairs.targets.tokens,
                 t_offsets=pairs.targets.offsets,
             )
+        os.chmod(partial, 0o644)
         os.replace(partial, kept)
     return pairs
 

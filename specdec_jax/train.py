@@ -38,10 +38,10 @@ import orbax.checkpoint as ocp
 from absl import logging
 from jax import Array
 
-from specdec_jax import checkpoints, data
+from specdec_jax import checkpoints, data, metrics
 from specdec_jax.layers import Params
 from specdec_jax.t5 import PAD_ID, T5, T5Config
-from specdec_jax.vocabulary import Vocabulary
+from specdec_jax.vocabulary import Vocabulary, encode_sources
 
 # ---------------------------------------------------------------------------
 # The loss.
@@ -454,6 +454,8 @@ def train(
     started = time.monotonic()
     run_dir = os.path.abspath(run_dir)
     os.makedirs(run_dir, exist_ok=True)
+    for name in ("best", "last"):
+        checkpoints.tidy(os.path.join(run_dir, name))
     if cache_dir:
         jax.config.update("jax_compilation_cache_dir", os.path.abspath(cache_dir))
     vocabulary = Vocabulary(vocabulary_path)
@@ -568,6 +570,12 @@ def train(
                         f"The loss of step {bad} is {values[~np.isfinite(values)][0]}: lower "
                         f"the learning rate, and resume from step {last_saved}'s checkpoint."
                     )
+                if not math.isfinite(float(norm)):
+                    log.close()
+                    raise FloatingPointError(
+                        f"The gradient of step {step - 1} is not finite: lower the learning "
+                        f"rate, and resume from step {last_saved}'s checkpoint."
+                    )
                 for value in values:
                     smoothed = value if smoothed is None else 0.98 * smoothed + 0.02 * value
                 seconds = time.monotonic() - window_start
@@ -660,3 +668,71 @@ def export_best(
     checkpoints.save_params(
         os.path.join(run_dir, "best"), config, params, extra={"step": step, **scores}
     )
+
+
+# ---------------------------------------------------------------------------
+# Scores of generated text.
+
+
+class Evaluation(NamedTuple):
+    """Generated text and its scores."""
+
+    scores: dict[str, float]
+    sources: list[str]  # without the task's prefix
+    predictions: list[str]
+    references: list[str]
+
+
+def evaluate(
+    decode: Callable[[np.ndarray], Any],
+    task: data.Task,
+    vocabulary: Vocabulary,
+    *,
+    metric: str,
+    split: str = "validation",
+    max_source: int = 64,
+    batch: int = 16,
+    max_examples: int | None = None,
+) -> Evaluation:
+    """Generates a task's targets and scores them.
+
+    Sources are sorted by length, so that a batch holds little padding, and decoded in
+    batches of one shape; the results come back in the file's order.
+
+    Args:
+      decode: int32[batch, max_source] -> int32[batch, K], generated tokens (greedy, say).
+      task: which task.
+      vocabulary: the model's.
+      metric: a name in `metrics.METRICS`: "bleu", "rouge" or "restored". The last one
+        also reports what copying the source would score.
+      split: "validation" or "test".
+      max_source: T; longer sources are cut, with a warning.
+      batch: sources per call of `decode`; the last call is filled up with padding.
+      max_examples: only so many, the first in the file.
+
+    Returns:
+      An `Evaluation`.
+
+    Raises:
+      FileNotFoundError: the split has no file.
+      ImportError: the metric's package is not installed.
+      ValueError: no such metric, or an empty split.
+    """
+    if metric not in metrics.METRICS:
+        raise ValueError(f"metric is one of {', '.join(metrics.METRICS)}; got {metric!r}.")
+    sources, references = data.read_pairs(task.path(split))
+    sources, references = sources[:max_examples], references[:max_examples]
+    inputs = encode_sources(vocabulary, [task.prefix + s for s in sources], max_source)
+    order = np.argsort(np.count_nonzero(inputs, axis=1), kind="stable")
+    predictions = [""] * len(sources)
+    for start in range(0, len(order), batch):
+        rows = order[start : start + batch]
+        filled = np.full((batch, max_source), PAD_ID, np.int32)
+        filled[: len(rows)] = inputs[rows]
+        for i, tokens in zip(rows, np.asarray(decode(filled)), strict=False):
+            predictions[i] = vocabulary.decode(tokens)
+    if metric == "restored":
+        scores = metrics.restored(predictions, references, sources)
+    else:
+        scores = metrics.METRICS[metric](predictions, references)
+    return Evaluation(scores, sources, predictions, references)
