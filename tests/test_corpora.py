@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import random
 import re
 import subprocess
 import sys
@@ -15,18 +16,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-ROOT = Path(__file__).resolve().parents[1]
-FIXTURES = ROOT / "tests" / "fixtures" / "corpora"
-sys.path.insert(0, str(ROOT / "scripts"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
 import build_corpora as build
 import corpora_sources as sources
 import corpora_text as text_rules
+import train_vocabulary as vocabulary
 from corpora_apt import Apt
 from corpora_sources import CorpusError, Pair
 
 from specdec_jax.restoration import strip_case_and_punctuation
 
+ROOT = Path(__file__).resolve().parents[1]
+FIXTURES = ROOT / "tests" / "fixtures" / "corpora"
 FLAGS = {
     "--packages_file": FIXTURES / "Packages",
     "--translation_en": FIXTURES / "Translation-en",
@@ -514,10 +516,14 @@ def test_a_package_that_cannot_be_had_is_named(tmp_path: Path, fake_apt: Path) -
 
 def test_the_vocabulary_follows_t5(tmp_path: Path) -> None:
     sentencepiece = pytest.importorskip("sentencepiece")
-    assert build_from_fixtures(tmp_path).returncode == 0
+    draw = random.Random(0)
+    syllables = ["be", "ta", "lo", "mi", "ru", "sen", "kar", "dos"]
+    invented = ["".join(draw.choices(syllables, k=draw.randint(1, 4))) for _ in range(300)]
+    lines = (f"{' '.join(draw.choices(invented, k=8))}\tein Ziel\n" for _ in range(2000))
+    (tmp_path / "ende-train.tsv").write_text("".join(lines), encoding="utf-8")
     models = []
     for name in ("one", "two"):
-        arguments = ["--data_dir", tmp_path, "--model_file", tmp_path / name, "--vocab_size", 260]
+        arguments = ["--data_dir", tmp_path, "--model_file", tmp_path / name, "--vocab_size", 310]
         result = run_script("train_vocabulary.py", arguments)
         assert result.returncode == 0, result.stderr
         models.append((tmp_path / name).read_bytes())
@@ -525,9 +531,19 @@ def test_the_vocabulary_follows_t5(tmp_path: Path) -> None:
     pieces = sentencepiece.SentencePieceProcessor(model_proto=models[0])
     ids = (pieces.pad_id(), pieces.eos_id(), pieces.unk_id(), pieces.bos_id())
     assert ids == (0, 1, 2, -1)
-    assert pieces.get_piece_size() == 260
-    assert all(len(pieces.encode(prefix)) <= 10 for prefix in build.PREFIXES.values())
+    assert pieces.get_piece_size() == 310
+    assert all(len(pieces.encode(prefix)) <= 6 for prefix in build.PREFIXES.values())
     assert pieces.unk_id() not in pieces.encode("ÄÖÜ äöüß »so« „so“ & [1];")
+
+
+def test_a_vocabulary_too_large_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "ende-train.tsv").write_text("a pear\teine Birne\n", encoding="utf-8")
+    result = run_script("train_vocabulary.py", ["--data_dir", tmp_path])
+    assert_one_clear_sentence(result, "SentencePiece says", "too high")
+
+
+def test_both_scripts_use_the_same_prefixes() -> None:
+    assert set(vocabulary.PREFIXES) == set(build.PREFIXES.values())
 
 
 def test_the_vocabulary_needs_the_corpora(tmp_path: Path) -> None:
