@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+import string
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -517,13 +518,13 @@ def test_a_package_that_cannot_be_had_is_named(tmp_path: Path, fake_apt: Path) -
 def test_the_vocabulary_follows_t5(tmp_path: Path) -> None:
     sentencepiece = pytest.importorskip("sentencepiece")
     draw = random.Random(0)
-    syllables = ["be", "ta", "lo", "mi", "ru", "sen", "kar", "dos"]
-    invented = ["".join(draw.choices(syllables, k=draw.randint(1, 4))) for _ in range(300)]
+    letters = string.ascii_lowercase
+    invented = ["".join(draw.choices(letters, k=draw.randint(2, 9))) for _ in range(600)]
     lines = (f"{' '.join(draw.choices(invented, k=8))}\tein Ziel\n" for _ in range(2000))
     (tmp_path / "ende-train.tsv").write_text("".join(lines), encoding="utf-8")
     models = []
     for name in ("one", "two"):
-        arguments = ["--data_dir", tmp_path, "--model_file", tmp_path / name, "--vocab_size", 310]
+        arguments = ["--data_dir", tmp_path, "--model_file", tmp_path / name, "--vocab_size", 500]
         result = run_script("train_vocabulary.py", arguments)
         assert result.returncode == 0, result.stderr
         models.append((tmp_path / name).read_bytes())
@@ -531,8 +532,10 @@ def test_the_vocabulary_follows_t5(tmp_path: Path) -> None:
     pieces = sentencepiece.SentencePieceProcessor(model_proto=models[0])
     ids = (pieces.pad_id(), pieces.eos_id(), pieces.unk_id(), pieces.bos_id())
     assert ids == (0, 1, 2, -1)
-    assert pieces.get_piece_size() == 310
-    assert all(len(pieces.encode(prefix)) <= 6 for prefix in build.PREFIXES.values())
+    assert pieces.get_piece_size() == 500
+    # No other text has these words, and yet they are not spelt letter by letter.
+    for prefix in build.PREFIXES.values():
+        assert len(pieces.encode(prefix)) <= 0.7 * len(prefix)
     assert pieces.unk_id() not in pieces.encode("ÄÖÜ äöüß »so« „so“ & [1];")
 
 
