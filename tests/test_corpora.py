@@ -141,7 +141,8 @@ def test_prose_is_kept(text: str) -> None:
     [
         "the pear is a fruit without a capital.",
         "The pear is a fruit without a point",
-        "Pears are good.",
+        "Pears are all good.",
+        "Extraordinarily delicious pears.",
         "Read the page at https://example.org for more.",
         "Edit the file /etc/pear.conf before you start it.",
         "Run it with pear --peel and wait for a while.",
@@ -188,6 +189,7 @@ def test_a_summary_is_told_by_its_text() -> None:
     assert text_rules.tells_of(text, "fruit with seeds")
     assert text_rules.tells_of(text, "green pears for all")
     assert not text_rules.tells_of(text, "conversion between primitive integers")
+    assert not text_rules.tells_of(text, "seeds whose primitive integers convert backwards")
     assert not text_rules.tells_of(text, "a to z")
 
 
