@@ -40,6 +40,7 @@ from corpora_text import (
     split_of,
     split_sentences,
     squeeze,
+    tells_of,
     text_key,
 )
 
@@ -184,7 +185,8 @@ def synopsis_rows(descriptions: Iterable[sources.Description]) -> Iterator[Row]:
         synopsis = plain_marks(description.synopsis, "en")
         is_long = len(text) >= 60 and len(text) > 1.2 * len(synopsis)
         is_clean = not has_markup(text + synopsis) and is_latin(text + synopsis)
-        if is_long and is_clean and len(synopsis) >= 10 and " " in synopsis:
+        is_told = len(synopsis) >= 10 and " " in synopsis and tells_of(text, synopsis)
+        if is_long and is_clean and is_told:
             yield Row("synopsis", "descriptions", description.document, "en", text, synopsis)
 
 
@@ -194,9 +196,7 @@ def restoration_rows(texts: Iterable[sources.Text]) -> Iterator[Row]:
         for sentence in split_sentences(plain_marks(text.text, text.language)):
             if is_prose_sentence(sentence):
                 stripped = strip_case_and_punctuation(sentence)
-                yield Row(
-                    "restore", text.source, text.document, text.language, stripped, sentence
-                )
+                yield Row("restore", text.source, text.document, text.language, stripped, sentence)
 
 
 def deduplicate(rows: Iterable[Row]) -> tuple[dict[str, list[Row]], dict[str, int]]:

@@ -20,6 +20,7 @@ _ABBREVIATIONS = frozenset(
 )
 _BOUNDARY = re.compile(r"""[.!?]["“”»«')\]]*\s+(?=["“„»«(]?[A-ZÄÖÜ])""")
 _LAST_WORD = re.compile(r"(\S+)$")
+_COMMON_MARKS = " .,?!'\"„“»«-()"
 _WORD = re.compile(r"\w+(?:[-'’]\w+)*")
 
 # Traces of markup, code, paths, addresses and menu paths.
@@ -32,6 +33,8 @@ _NOT_PROSE = re.compile(
     | (?<![\w)])[-+]\w                       # -x
     | ''|""|\.\s*\.|[,;:]\.$
     | \s[-–—]\s[A-ZÄÖÜ]                      # File - Open
+    | \w\(\d                                 # page(8)
+    | \S-\ (?!and|or|und|oder|bzw|sowie|to|as|en-)   # hyphen- ation
     | (?<!\w)\.\w                            # .profile
     """,
     re.VERBOSE,
@@ -126,7 +129,7 @@ def is_prose_sentence(text: str, shortest: int = 20, longest: int = 220) -> bool
     if not shortest <= len(text) <= longest or text[-1] not in ".!?" or not text[0].isupper():
         return False
     words = _WORD.findall(text)
-    letters = sum(char.isalpha() or char == " " for char in text)
+    letters = sum(char.isalpha() or char in _COMMON_MARKS for char in text)
     capitals = sum(len(word) > 1 and word.isupper() for word in words)
     if len(words) < 4 or letters < 0.92 * len(text) or capitals > 0.3 * len(words):
         return False
@@ -139,6 +142,22 @@ def is_prose_sentence(text: str, shortest: int = 20, longest: int = 220) -> bool
 def has_markup(text: str) -> bool:
     """Whether a text keeps traces of markup, code or addresses."""
     return re.search(r"[\\<>{}|`~^*=@]|://|www\.|::|--|\w\(\)|[#$%]\w|\.\.|%\d", text) is not None
+
+
+def tells_of(text: str, summary: str, least: float = 1 / 3) -> bool:
+    """Whether enough of a summary's words (by their beginnings) occur in the text.
+
+    The text of many packages is one for all ("This package contains the source
+    for ..."): nobody could tell the summary from it.
+    """
+    beginnings = {word[:5] for word in words_of(text)}
+    wanted = [word for word in words_of(summary) if len(word) >= 4]
+    return sum(word[:5] in beginnings for word in wanted) >= max(1.0, least * len(wanted))
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text in lower case, without marks."""
+    return re.findall(r"\w+", text.lower())
 
 
 def is_good_pair(english: str, german: str, longest: int = 600) -> bool:

@@ -87,7 +87,8 @@ def main() -> int:
     try:
         model = train(read_texts(paths), args.vocab_size, args.num_threads)
     except RuntimeError as error:
-        print(f"train_vocabulary: SentencePiece says: {error}", file=sys.stderr)
+        reason = str(error).strip().splitlines()[-1]
+        print(f"train_vocabulary: SentencePiece says: {reason}", file=sys.stderr)
         return 1
     partial = model_file.with_name(model_file.name + ".tmp")
     partial.write_bytes(model)
