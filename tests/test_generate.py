@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import pytest
-from tiny_pair import tiny_pair
 
 from specdec_jax import pretrained
 from specdec_jax.generate import (
@@ -19,6 +18,7 @@ from specdec_jax.generate import (
 )
 from specdec_jax.sampling import Sampling
 from specdec_jax.speed import Comparison, first_difference
+from tests.tiny_pair import tiny_pair
 
 SMALL = Settings(gamma=3, max_new_tokens=8, batch_size=4, input_length=32)
 ODD_LINES = [

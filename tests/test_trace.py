@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 from rich.console import Console
-from tiny_pair import tiny_pair
 
 from specdec_jax import GREEDY, Sampling, pretrained, speculative_decode
 from specdec_jax.terminal import render_trace
 from specdec_jax.trace import Round, trace_decode
 from specdec_jax.vocabulary import encode_sources
+from tests.tiny_pair import tiny_pair
 
 
 @pytest.fixture(scope="module")
