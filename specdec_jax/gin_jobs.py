@@ -7,6 +7,8 @@
 
 import dataclasses
 import logging as python_logging
+import re
+import tokenize
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,12 @@ from absl import logging
 
 from specdec_jax.errors import UserError
 from specdec_jax.resources import gin_search_paths
+
+
+_GIN_ERRORS = (
+    *(OSError, ValueError, LookupError, SyntaxError, ImportError, RuntimeError),
+    *(AttributeError, TypeError, tokenize.TokenError),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,14 +65,20 @@ def configure(flags: GinFlags) -> None:
     """Parses files and bindings, in place of any configuration before.
 
     Raises:
-      UserError: gin's own message, without its trail of files.
+      UserError: a binding is missing, or gin's own message on one line.
     """
     gin.clear_config()
     for path in (*flags.search_paths, *gin_search_paths()):
         gin.add_config_file_search_path(path)
     try:
         gin.parse_config_files_and_bindings(list(flags.files), list(flags.bindings))
-    except (OSError, ValueError, LookupError, SyntaxError, ImportError, RuntimeError) as error:
+    except _GIN_ERRORS as error:
+        missing = re.search(r"(\w+)/macro.value set to `%gin.REQUIRED`", str(error))
+        if missing:
+            raise UserError(
+                f"The job needs --gin.{missing[1]}=VALUE (text in quotes of its own: "
+                f"--gin.{missing[1]}='\"...\"')."
+            ) from error
         raise UserError(f"gin: {' '.join(str(error).split())}") from error
 
 
@@ -76,10 +90,7 @@ def run(function: Callable[..., Any], arguments: Sequence[str]) -> Any:
       arguments: gin flags.
     """
     configure(parse_flags(arguments))
-    try:
-        run_dir = Path(gin.query_parameter("%RUN_DIR"))
-    except (ValueError, TypeError) as error:
-        raise UserError("Say where the run lives: --gin.RUN_DIR='\"runs/NAME\"'.") from error
+    run_dir = Path(gin.query_parameter("%RUN_DIR"))
     run_dir.mkdir(parents=True, exist_ok=True)
     config = run_dir / "config.gin"
     config.write_text(gin.config_str(), "utf-8")
@@ -94,6 +105,10 @@ def log_own_messages() -> None:
     logging.set_verbosity(logging.INFO)
     logging.use_absl_handler()
     package = str(Path(__file__).parent)
-    python_logging.getLogger("absl").addFilter(
-        lambda record: record.pathname.startswith(package) or record.levelno > python_logging.INFO
-    )
+
+    def is_wanted(record: python_logging.LogRecord) -> bool:
+        if record.filename == "resource_reader.py":  # gin's, of every path it tries
+            return False
+        return record.pathname.startswith(package) or record.levelno > python_logging.INFO
+
+    logging.get_absl_handler().addFilter(is_wanted)
