@@ -92,6 +92,8 @@ def _summary(comparisons: dict[str, Comparison], out: Callable[[str], None]) -> 
         f"turn;\nthe draft's time is inside, {compilation:.0f} s of compilation and first runs "
         "are outside)\n"
     )
+    if fast < plain:
+        out(f"{next(iter(comparisons.values())).reason()}\n")
     for task, c in comparisons.items():
         for difference in c.differences:
             out(f"{task} differs in {difference}")

@@ -143,11 +143,13 @@ class Comparison:
 
     def speeds(self) -> str:
         """Both speeds and their ratio, and why, where it is below 1."""
+        batches = len(self.seconds)
+        over = f"medians over {batches} batches, each " if batches > 1 else ""
         line = (
             f"speculative {self.tokens_per_second:.0f} tokens/s, the target alone "
             f"{self.plain_tokens_per_second:.0f} tokens/s: {self.speedup:.2f}X "
-            f"(medians of {len(self.seconds)}; the draft's time inside, "
-            f"{self.compile_seconds:.1f} s of compilation and first runs outside)"
+            f"({over}the median of {self.repeats} runs; the draft's time is inside, "
+            f"{self.compile_seconds:.1f} s of compilation and first runs are outside)"
         )
         return line if self.speedup >= 1 else f"{line}\n{self.reason()}"
 

@@ -63,9 +63,12 @@ def show_trace(rounds: Sequence[Round], vocabulary: Vocabulary) -> None:
 
 
 @contextlib.contextmanager
-def progress(total: int, done: int) -> Iterator[Callable[[int], None]]:
-    """A bar of rows on standard error, if that is a terminal; yields its `advance`."""
-    if not sys.stderr.isatty():
+def progress(total: int, done: int, *, shown: bool = True) -> Iterator[Callable[[int], None]]:
+    """A bar of rows on standard error, if that is a terminal; yields its `advance`.
+
+    Where the rows themselves appear on the terminal, they are progress enough.
+    """
+    if not shown or not sys.stderr.isatty():
         yield lambda rows: None
         return
     columns = (
@@ -77,3 +80,8 @@ def progress(total: int, done: int) -> Iterator[Callable[[int], None]]:
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("rows", total=total, completed=done)
         yield lambda rows: bar.advance(task, rows)
+
+
+def waiting(what: str) -> contextlib.AbstractContextManager[object]:
+    """A spinner on standard error while something takes its time, if that is a terminal."""
+    return Console(stderr=True).status(what) if sys.stderr.isatty() else contextlib.nullcontext()

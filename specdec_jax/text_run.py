@@ -1,5 +1,6 @@
 """One run of `specdec generate`: lines -> standard output or a file, and what it took."""
 
+import contextlib
 import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +11,7 @@ from specdec_jax.batch_job import BatchJob, to_row
 from specdec_jax.generate import Batch, Generation, Settings, decode, decode_traced, generate
 from specdec_jax.pretrained import Pair
 from specdec_jax.speed import Comparison
-from specdec_jax.terminal import progress, say, show_trace
+from specdec_jax.terminal import progress, say, show_trace, waiting
 from specdec_jax.types import DecodeResult
 
 
@@ -40,7 +41,7 @@ class TextRun:
 
     def to_standard_output(self, *, as_json: bool) -> None:
         """Prints a prediction a line, or a row of JSON a line."""
-        for batch in self._generate():
+        for batch in self._generate(bar=not sys.stdout.isatty()):
             for row in batch:
                 text = to_row(row).decode() if as_json else f"{_one_line(row.prediction)}\n"
                 sys.stdout.write(text)
@@ -70,20 +71,26 @@ class TextRun:
                     "the same command goes on from there."
                 ) from None
 
-    def _generate(self, *, first: int = 0) -> Iterator[list[Generation]]:
-        pair = self._load()
+    def _generate(self, *, first: int = 0, bar: bool = True) -> Iterator[list[Generation]]:
+        with waiting("loading the models"):
+            pair = self._load()
         comparison = Comparison(pair, self._settings) if self._compare else None
+
+        def wait() -> contextlib.AbstractContextManager[object]:
+            return contextlib.nullcontext() if bar else waiting("decoding; a first run compiles")
 
         def decode_one(batch: Batch) -> DecodeResult:
             if self._trace:
-                rounds, result = decode_traced(pair, batch, self._settings)
+                with wait():
+                    rounds, result = decode_traced(pair, batch, self._settings)
                 show_trace(rounds, pair.vocabulary)
-            if comparison:
-                return comparison.add(batch)
-            return result if self._trace else decode(pair, batch, self._settings)
+                if not comparison:
+                    return result
+            with wait():
+                return comparison.add(batch) if comparison else decode(pair, batch, self._settings)
 
         rows, tokens, calls, examined, accepted = 0, 0, 0, 0, 0
-        with progress(len(self._lines), first) as advance:
+        with progress(len(self._lines), first, shown=bar) as advance:
             for batch in generate(
                 pair, self._lines, self._settings, first=first, decode_with=decode_one
             ):
