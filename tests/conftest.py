@@ -56,7 +56,7 @@ TINY = T5Config(
     emb_dim=16,
     num_heads=2,
     num_encoder_layers=1,
-    num_decoder_layers=2,
+    num_decoder_layers=1,
     head_dim=8,
     mlp_dim=24,
 )
@@ -67,7 +67,7 @@ def tiny_t5(seed: int, config: T5Config = TINY, feature_major: bool = True) -> t
     """A T5 with random parameters, sharpened so that its greedy output varies."""
     model = T5Model(config, feature_major)
     tokens = jnp.ones((1, 2), jnp.int32)
-    params = T5(config).init(jax.random.key(seed), tokens, tokens)["params"]
+    params = jax.jit(T5(config).init)(jax.random.key(seed), tokens, tokens)["params"]
     params = jax.tree.map(lambda leaf: 1.5 * leaf, params)
     return model, model.prepare(params)
 
