@@ -135,6 +135,10 @@ class Optimizer:
         adamw and adafactor.
       embedding_rate: of the embedding, with muon.
       other_rate: of the logits' matrix, norms and position biases, with muon.
+      query_factor: times learning_rate, of the queries' matrices, with muon. T5 does not
+        divide scores by sqrt(head_dim): its query matrices are that much smaller from
+        the start, and so must their updates be. At 1, attention saturates within a
+        hundred steps and the loss stays where it is. This default is for head_dim 64.
       weight_decay: decoupled, on matrices.
       clip: the gradient's largest global norm; 0 for no clipping.
       b1, b2: Adam's decay rates.
@@ -144,9 +148,10 @@ class Optimizer:
     """
 
     name: str = "muon"
-    learning_rate: float = 5e-3
+    learning_rate: float = 3e-3
     embedding_rate: float = 1e-2
     other_rate: float = 3e-3
+    query_factor: float = 0.125
     weight_decay: float = 0.0
     clip: float = 1.0
     b1: float = 0.9
@@ -166,7 +171,7 @@ def _group(path: tuple[Any, ...], leaf: Any) -> str:
     if names[0] == "token_embedder":
         return "embedding"
     if names[-1] == "kernel" and names[-2] != "logits_dense":
-        return "matrix"
+        return "query" if names[-2] == "query" else "matrix"
     return "other"
 
 
@@ -181,19 +186,23 @@ def make_optimizer(optimizer: Optimizer, schedule: Schedule) -> optax.GradientTr
         return jax.tree_util.tree_map_with_path(_group, params)
 
     def matrices(params: Params) -> Any:
-        return jax.tree.map(lambda group: group == "matrix", groups(params))
+        return jax.tree.map(lambda group: group in ("matrix", "query"), groups(params))
+
+    def muon(top: float) -> optax.GradientTransformation:
+        return optax.contrib.muon(
+            rate(top),
+            ns_steps=o.iterations,
+            preconditioning="aol" if o.iterations < 5 else "frobenius",
+            beta=o.momentum,
+            weight_decay=o.weight_decay,
+            consistent_rms=0.2,
+        )
 
     if o.name == "muon":
         update = optax.partition(
             {
-                "matrix": optax.contrib.muon(
-                    rate(o.learning_rate),
-                    ns_steps=o.iterations,
-                    preconditioning="aol" if o.iterations < 5 else "frobenius",
-                    beta=o.momentum,
-                    weight_decay=o.weight_decay,
-                    consistent_rms=0.2,
-                ),
+                "matrix": muon(o.learning_rate),
+                "query": muon(o.learning_rate * o.query_factor),
                 "embedding": optax.adam(rate(o.embedding_rate), b1=o.b1, b2=o.b2),
                 "other": optax.adam(rate(o.other_rate), b1=o.b1, b2=o.b2),
             },
@@ -241,7 +250,7 @@ def make_step(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
 ) -> StepFunctions:
-    """Compiles a training step (its state and gradients are donated)."""
+    """Compiles a training step (its state is donated)."""
     model = T5(config)
     base_key = jax.random.key(seed)
 
@@ -262,7 +271,7 @@ def make_step(
     def update(state: TrainState, grads: Params) -> tuple[TrainState, Array]:
         updates, opt_state = transform.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        return TrainState(state.step + 1, params, opt_state), optax.global_norm(grads)
+        return TrainState(state.step + 1, params, opt_state), optax.tree.norm(grads)
 
     def scores(params: Params, inputs: Array, targets: Array) -> tuple[Array, Array, Array]:
         logits = model.apply({"params": params}, inputs, shift_right(targets))
@@ -272,7 +281,7 @@ def make_step(
 
     return StepFunctions(
         jax.jit(jax.value_and_grad(loss_fn)),
-        jax.jit(update, donate_argnums=(0, 1)),
+        jax.jit(update, donate_argnums=0),
         jax.jit(scores),
     )
 
@@ -506,6 +515,10 @@ def train(
         options=ocp.CheckpointManagerOptions(
             max_to_keep=keep, enable_async_checkpointing=False, cleanup_tmp_directories=True
         ),
+        item_handlers={
+            "state": ocp.StandardCheckpointHandler(),
+            "extra": ocp.JsonCheckpointHandler(),
+        },
     )
     state, tokens_seen, best = _start(manager, model, transform, seed=seed, init_from=init_from)
     step = int(state.step)
@@ -729,7 +742,7 @@ def evaluate(
         rows = order[start : start + batch]
         filled = np.full((batch, max_source), PAD_ID, np.int32)
         filled[: len(rows)] = inputs[rows]
-        for i, tokens in zip(rows, np.asarray(decode(filled)), strict=False):
+        for i, tokens in zip(rows, decode(filled), strict=False):
             predictions[i] = vocabulary.decode(tokens)
     if metric == "restored":
         scores = metrics.restored(predictions, references, sources)
