@@ -6,11 +6,11 @@ numbers of an unbroken run, since a batch is a pure function of the seed and the
 (data.py), dropout keys of the step, and the learning rate of the step.
 
 A run directory:
-    checkpoints/<step>/   Orbax: parameters, optimizer state, step
-    best/                 weights of the best validation so far (checkpoints.load_params)
-    last/                 weights where the run ended
-    metrics.jsonl         one JSON object a line: training, validation
-    config.gin            written by the command: the operative config
+* `checkpoints/<step>/`: Orbax; parameters, optimizer state, step, tokens seen;
+* `best/`: the weights of the best validation so far (`checkpoints.load_params`);
+* `last/`: the weights where the run ended;
+* `metrics.jsonl`: one JSON object a line, of training or of validation;
+* `config.gin`: written by the command, the operative configuration.
 
 The step is compiled in two parts: gradients, once per batch shape, and the update,
 once; joined in one program, Muon's matrix iterations would be compiled anew for
@@ -258,7 +258,7 @@ def make_step(
         rngs = None
         if config.dropout_rate:
             rngs = {"dropout": jax.random.fold_in(base_key, step)}
-        logits = model.apply(
+        logits: Any = model.apply(
             {"params": params},
             inputs,
             shift_right(targets),
@@ -274,7 +274,7 @@ def make_step(
         return TrainState(state.step + 1, params, opt_state), optax.tree.norm(grads)
 
     def scores(params: Params, inputs: Array, targets: Array) -> tuple[Array, Array, Array]:
-        logits = model.apply({"params": params}, inputs, shift_right(targets))
+        logits: Any = model.apply({"params": params}, inputs, shift_right(targets))
         real = targets != PAD_ID
         right = (logits.argmax(-1) == targets) & real
         return cross_entropy(logits, targets).sum(), right.sum(), real.sum()
@@ -340,7 +340,7 @@ class _Log:
         with open(f"{path}.partial", "w", encoding="utf-8") as f:
             f.writelines(kept)
         os.replace(f"{path}.partial", path)
-        self._file = open(path, "a", encoding="utf-8")
+        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (closed by `close`)
 
     def write(self, **fields: Any) -> None:
         self._file.write(json.dumps(fields) + "\n")
@@ -467,6 +467,7 @@ def train(
         checkpoints.tidy(os.path.join(run_dir, name))
     if cache_dir:
         jax.config.update("jax_compilation_cache_dir", os.path.abspath(cache_dir))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     vocabulary = Vocabulary(vocabulary_path)
     if vocabulary.size > model.vocab_size:
         raise ValueError(
@@ -561,9 +562,7 @@ def train(
                 stop.name = f"max_minutes = {max_minutes:g}"
                 break
             batch = mixture.batch(step)
-            loss, grads = functions.gradients(
-                state.params, state.step, batch.inputs, batch.targets
-            )
+            loss, grads = functions.gradients(state.params, state.step, batch.inputs, batch.targets)
             state, norm = functions.update(state, grads)
             step += 1
             losses.append(loss)

@@ -45,8 +45,21 @@ def run(run_dir, corpora, spiece, **changes):  # noqa: F811
         eval_every=5,
         eval_batches=1,
         log_every=3,
+        cache_dir=os.environ["SPECDEC_TEST_CACHE"],
     )
     return train.train(str(run_dir), **(arguments | changes))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compile_once(tmp_path_factory):
+    """Keeps compiled programs for the runs of this module, children included."""
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: getattr(jax.config, name) for name in names}
+    os.environ["SPECDEC_TEST_CACHE"] = str(tmp_path_factory.mktemp("compiled"))
+    yield
+    del os.environ["SPECDEC_TEST_CACHE"]
+    for name, value in before.items():
+        jax.config.update(name, value)
 
 
 CHILD = """
@@ -54,7 +67,8 @@ import sys
 import test_train
 from specdec_jax import train
 test_train.run(sys.argv[1], sys.argv[2], sys.argv[3],
-               schedule=train.Schedule(total_steps=int(sys.argv[4]), warmup_steps=3))
+               schedule=train.Schedule(total_steps=int(sys.argv[4]), warmup_steps=3),
+               save_every=8, eval_every=25)
 """
 
 
@@ -78,6 +92,10 @@ def wait_for_line(run_dir, step, process):
             return
         time.sleep(0.02)
     raise AssertionError(f"the run did not reach step {step}")
+
+
+def same(a, b):
+    return jax.tree.all(jax.tree.map(lambda x, y: bool((x == y).all()), a, b))
 
 
 def losses(run_dir):
@@ -115,9 +133,7 @@ def test_label_smoothing_and_z_loss():
     targets = jnp.array([[3, 4]])
     smoothed = train.cross_entropy(logits, targets, label_smoothing=0.1)
     labels = optax.smooth_labels(jax.nn.one_hot(targets, 5), 0.1)
-    np.testing.assert_allclose(
-        smoothed, optax.softmax_cross_entropy(logits, labels), rtol=1e-5
-    )
+    np.testing.assert_allclose(smoothed, optax.softmax_cross_entropy(logits, labels), rtol=1e-5)
     with_z = train.cross_entropy(logits, targets, z_loss=0.01)
     extra = with_z - train.cross_entropy(logits, targets)
     np.testing.assert_allclose(extra, 0.01 * jax.nn.logsumexp(logits, -1) ** 2, rtol=1e-3)
@@ -207,26 +223,26 @@ def test_a_run_learns_and_leaves_its_files(unbroken, corpora, spiece):  # noqa: 
     about = json.loads((directory / "best" / "config.json").read_text())["about"]
     assert about["mean"] == min(v["mean"] for v in validations.values())
     _, last = checkpoints.load_params(directory / "last")
-    assert all(
-        (a == b).all() for a, b in zip(jax.tree.leaves(last), jax.tree.leaves(result.params))
-    )
+    assert same(last, result.params)
 
 
 def test_killed_run_goes_on_bit_for_bit(tmp_path, corpora, spiece):  # noqa: F811
     """SIGKILL between two checkpoints, resumed: every loss as in an unbroken run."""
     straight, broken = tmp_path / "straight", tmp_path / "broken"
-    run(straight, corpora, spiece, schedule=train.Schedule(60, warmup_steps=3))
+    rest = dict(schedule=train.Schedule(40, warmup_steps=3), save_every=8, eval_every=25)
+    run(straight, corpora, spiece, **rest)
     process = child(broken, corpora, spiece, 100000)
     try:
-        wait_for_line(broken, 18, process)
+        wait_for_line(broken, 10, process)
     finally:
         process.kill()
         process.wait()
     assert process.returncode == -signal.SIGKILL
-    reached = train.read_log(broken)[-1]["step"] if len(losses(broken)) < 60 else 60
-    result = run(broken, corpora, spiece, schedule=train.Schedule(60, warmup_steps=3))
-    assert result.finished and reached >= 18
-    assert losses(broken)[:60] == losses(straight)
+    reached = train.read_log(broken)[-1]["step"]
+    assert reached < 40  # else this machine is too fast for this test: lengthen the runs
+    result = run(broken, corpora, spiece, **rest)
+    assert result.finished
+    assert losses(broken)[:40] == losses(straight)
 
 
 def test_sigterm_saves_and_exits_cleanly(tmp_path, corpora, spiece):  # noqa: F811
@@ -250,8 +266,6 @@ def test_max_minutes_stops_and_a_second_call_goes_on(tmp_path, unbroken, corpora
     result = run(tmp_path, corpora, spiece)  # a longer schedule, with its decay
     assert result.step == 12
     assert losses(tmp_path) == losses(unbroken[0])
-    again = run(tmp_path, corpora, spiece)
-    assert again.step == 12 and losses(tmp_path) == losses(unbroken[0])
 
 
 def test_fine_tuning_starts_from_given_weights(tmp_path, unbroken, corpora, spiece):  # noqa: F811
@@ -260,9 +274,7 @@ def test_fine_tuning_starts_from_given_weights(tmp_path, unbroken, corpora, spie
                  schedule=train.Schedule(1),
                  optimizer=train.Optimizer("adamw", learning_rate=0.0))  # fmt: skip
     _, params = checkpoints.load_params(best)
-    assert all(
-        (a == b).all() for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(result.params))
-    )
+    assert same(params, result.params)
     wider = T5Config(**CONFIG | {"mlp_dim": 64})
     with pytest.raises(ValueError, match=r"wi_0/kernel is \(16, 32\), expected \(16, 64\)"):
         run(tmp_path / "wider", corpora, spiece, init_from=best, model=wider)
