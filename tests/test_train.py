@@ -300,6 +300,42 @@ def test_a_vocabulary_that_is_too_large_is_refused(tmp_path, corpora, spiece):  
         run(tmp_path, corpora, spiece, model=T5Config(**CONFIG | {"vocab_size": 40}))
 
 
+@pytest.mark.parametrize("size", ["target", "draft"])
+def test_gin_files_configure_a_run(size, tmp_path, corpora, spiece):  # noqa: F811
+    """The committed files, on tiny data and a tiny network."""
+    gin = pytest.importorskip("gin")
+    for task, source in (("restore", "restore"), ("ende", "restore"), ("synopsis", "first")):
+        for split in ("train", "validation"):
+            name = f"{task}-{split}.tsv"
+            (tmp_path / name).write_text(Path(corpora, f"{source}-{split}.tsv").read_text())
+    root = str(Path(__file__).parent.parent)
+    bindings = [
+        f"RUN_DIR = '{tmp_path}/run'",
+        f"DATA_DIR = '{tmp_path}'",
+        f"VOCABULARY = '{spiece}'",
+        "TOTAL_STEPS = 1",
+        "train.train.tokens_per_batch = 256",
+        "train.train.num_buckets = 1",
+        "train.train.round_size = 64",
+        "train.Optimizer.name = 'adamw'",
+        "t5.T5Config.emb_dim = 8",
+        "t5.T5Config.mlp_dim = 8",
+        "t5.T5Config.num_encoder_layers = 1",
+        "t5.T5Config.num_decoder_layers = 1",
+    ]
+    files = ["gin/runs/train.gin", f"gin/models/debian_{size}.gin"]
+    gin.clear_config()
+    gin.add_config_file_search_path(root)
+    try:
+        gin.parse_config_files_and_bindings(files, bindings)
+        result = gin.get_configurable(train.train)()
+    finally:
+        gin.clear_config()
+    assert result.finished and result.step == 1
+    config, _ = checkpoints.load_params(tmp_path / "run" / "best")
+    assert config.vocab_size == 4096 and config.emb_dim == 8
+
+
 # --- generated text ---------------------------------------------------------
 
 
