@@ -143,6 +143,20 @@ def test_every_example_comes_once_per_pass():
         assert (batch.targets[real, :1] == body).all()
 
 
+def test_every_pass_has_an_order_of_its_own():
+    mixture = data.Mixture([random_pairs(64, 0)], [1.0], round_size=64)
+    assert mixture._drawn(0, 0).tolist() != mixture._drawn(0, 1).tolist()
+    assert sorted(mixture._drawn(0, 1)) == list(range(64))
+
+
+def test_a_round_leaves_at_most_one_batch_unfilled():
+    mixture = data.Mixture(
+        [random_pairs(500, 0)], [1.0], tokens_per_batch=512, num_buckets=6, round_size=500
+    )
+    assert len(mixture.buckets) == 6
+    assert sum(len(rows) < bucket.batch for bucket, rows in mixture._plan(0)) <= 1
+
+
 def test_rates_set_the_shares():
     few, many = random_pairs(10, 0), random_pairs(500, 1)
     mixture = data.Mixture([few, many], [3, 1], tokens_per_batch=512, round_size=400)
