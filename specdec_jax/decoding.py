@@ -36,6 +36,40 @@ EOS_ID = 1
 MAX_VOCABULARY_PADDING = 127
 
 
+def speculative_init(
+    target: Model,
+    target_params: Params,
+    drafter: Drafter,
+    draft_params: Params,
+    inputs: Array,
+    keys: Array,
+    *,
+    gamma: int,
+    max_new_tokens: int,
+) -> DecodeState:
+    """The state before the first round: target and draft have read the sources.
+
+    Args:
+      target: p; this and the others as `speculative_decode` takes them.
+      target_params: its parameters.
+      drafter: q.
+      draft_params: its parameters.
+      inputs: int32[B, T], sources.
+      keys: key[B].
+      gamma: guesses a round.
+      max_new_tokens: N.
+    """
+    return _start(
+        target,
+        target_params,
+        inputs,
+        keys,
+        gamma=gamma,
+        max_new_tokens=max_new_tokens,
+        draft_state=drafter.init(draft_params, inputs, max_new_tokens + gamma + 1),
+    )
+
+
 def speculative_step(
     target: Model,
     target_params: Params,
@@ -194,7 +228,8 @@ def _start(
     )
 
 
-def _result(state: DecodeState, max_new_tokens: int) -> DecodeResult:
+def decode_result(state: DecodeState, max_new_tokens: int) -> DecodeResult:
+    """What a state holds, as a result."""
     return DecodeResult(
         tokens=state.tokens[:, 1 : max_new_tokens + 1],
         lengths=state.length - 1,
@@ -246,17 +281,17 @@ def _speculative_decode(
             eos_id=eos_id,
         )[0]
 
-    draft_state = drafter.init(draft_params, inputs, max_new_tokens + gamma + 1)
-    state = _start(
+    state = speculative_init(
         target,
         target_params,
+        drafter,
+        draft_params,
         inputs,
         keys,
         gamma=gamma,
         max_new_tokens=max_new_tokens,
-        draft_state=draft_state,
     )
-    return _result(_until_done(step, state), max_new_tokens)
+    return decode_result(_until_done(step, state), max_new_tokens)
 
 
 @functools.partial(
@@ -294,7 +329,7 @@ def _autoregressive_decode(
         max_new_tokens=max_new_tokens,
         draft_state=(),
     )
-    return _result(_until_done(step, state), max_new_tokens)
+    return decode_result(_until_done(step, state), max_new_tokens)
 
 
 def speculative_decode(
@@ -340,14 +375,10 @@ def speculative_decode(
         before anything is compiled.
       FloatingPointError: when the target's logits held a NaN.
     """
-    if gamma != int(gamma) or gamma < 1:
-        raise ValueError(
-            f"gamma must be a whole number, 1 or above, not {gamma}; "
-            "for no guesses use autoregressive_decode."
-        )
-    _check_vocabularies(target.vocab_size, drafter.vocab_size)
-    keys = _check_common(target, inputs, key, max_new_tokens, sampling, eos_id)
-    return _checked(
+    keys = check_arguments(
+        target, drafter, inputs, key, gamma, max_new_tokens, sampling, eos_id
+    )
+    return checked(
         _speculative_decode(
             target,
             target_params,
@@ -380,7 +411,7 @@ def autoregressive_decode(
     of guesses have gamma = 0.
     """
     keys = _check_common(target, inputs, key, max_new_tokens, sampling, eos_id)
-    return _checked(
+    return checked(
         _autoregressive_decode(
             target,
             target_params,
@@ -391,6 +422,26 @@ def autoregressive_decode(
             eos_id=eos_id,
         )
     )
+
+
+def check_arguments(
+    target: Model,
+    drafter: Drafter,
+    inputs: Array,
+    key: Array | None,
+    gamma: int,
+    max_new_tokens: int,
+    sampling: Sampling,
+    eos_id: int,
+) -> Array:
+    """Refuses wrong arguments of a speculative decode; returns a key for each row."""
+    if gamma != int(gamma) or gamma < 1:
+        raise ValueError(
+            f"gamma must be a whole number, 1 or above, not {gamma}; "
+            "for no guesses use autoregressive_decode."
+        )
+    _check_vocabularies(target.vocab_size, drafter.vocab_size)
+    return _check_common(target, inputs, key, max_new_tokens, sampling, eos_id)
 
 
 def _check_vocabularies(target: int, draft: int) -> None:
@@ -441,7 +492,7 @@ def _check_common(
     return key
 
 
-def _checked(result: DecodeResult) -> DecodeResult:
+def checked(result: DecodeResult) -> DecodeResult:
     """Raises where the target gave a NaN; inside a jit the caller reads `finite`."""
     if isinstance(result.finite, jax.core.Tracer) or result.finite.all():
         return result

@@ -1,0 +1,164 @@
+"""Files in, files out: an input's lines -> a JSONL file, which a rerun completes.
+
+While a job runs its rows go to `FILE.partial`, whole batches at a time, and
+`FILE.partial.job` says what made them. At the end the partial file takes its name.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from specdec_jax.errors import UserError
+from specdec_jax.generate import Generation
+
+# JSON leaves these as they are, and readers that split lines as Python's str does
+# would see two rows.
+_LINE_BREAKS = {ord(c): f"\\u{ord(c):04x}" for c in "\x85\u2028\u2029"}
+
+
+def split_lines(data: bytes) -> tuple[list[str], list[int]]:
+    r"""Splits a file into lines, at \n or \r\n and nowhere else.
+
+    Bytes that are not UTF-8 are replaced with U+FFFD; a byte order mark is dropped.
+
+    Returns:
+      The lines, and the numbers (from 1) of those that were not UTF-8.
+    """
+    data = data.removeprefix(b"\xef\xbb\xbf")
+    rows = data.split(b"\n")
+    if not rows[-1]:
+        rows.pop()  # what follows the last newline is no line
+    lines, invalid = [], []
+    for number, row in enumerate(rows, 1):
+        row = row.removesuffix(b"\r")
+        try:
+            lines.append(row.decode())
+        except UnicodeDecodeError:
+            lines.append(row.decode(errors="replace"))
+            invalid.append(number)
+    return lines, invalid
+
+
+def to_row(generation: Generation) -> bytes:
+    """A generation as one line of JSON."""
+    text = json.dumps(generation.as_json(), ensure_ascii=False).translate(_LINE_BREAKS)
+    return text.encode() + b"\n"
+
+
+class BatchJob:
+    """An output file in the making. A context manager: it holds the file's lock.
+
+    Attributes:
+      done: how many lines have their row in the file; not 0 at first where an
+        interrupted run has left some.
+    """
+
+    def __init__(
+        self,
+        output: str | os.PathLike[str],
+        lines: Sequence[str],
+        settings: dict[str, Any],
+        *,
+        batch_size: int,
+        overwrite: bool = False,
+    ):
+        """Opens the output; goes on with what an interrupted run has left.
+
+        Args:
+          output: the file to make.
+          lines: all lines of the input.
+          settings: what the rows depend on, as JSON; a rerun must have the same.
+          batch_size: a rerun begins with a whole batch, so that its batches are the same.
+          overwrite: replace a finished output, and start over an interrupted one.
+
+        Raises:
+          UserError: the output exists, or was begun with other settings or another input,
+            or is being written by another process.
+        """
+        self._output = Path(output)
+        self._partial = Path(f"{self._output}.partial")
+        self._job = Path(f"{self._output}.partial.job")
+        self._lines = lines
+        if self._output.exists() and not overwrite:
+            raise UserError(f"{self._output} exists already: pass --overwrite to replace it.")
+        digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+        job = {**settings, "input": digest}
+        self._file: BinaryIO = self._partial.open("ab+")
+        try:
+            self._lock()
+            if overwrite or not self._partial.stat().st_size:
+                self._file.truncate(0)
+                self._job.write_text(json.dumps(job, indent=1), "utf-8")
+            else:
+                self._check(job)
+            self.done = self._keep_whole_batches(batch_size)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{self._partial} is being written by another process.") from None
+
+    def _check(self, job: dict[str, Any]) -> None:
+        try:
+            old = json.loads(self._job.read_text("utf-8"))
+        except (OSError, ValueError):
+            old = {}
+        differing = sorted(
+            name for name in job.keys() | old.keys() if job.get(name) != old.get(name)
+        )
+        if differing:
+            raise UserError(
+                f"{self._partial} was begun with another {', '.join(differing)}: run with the same "
+                "to go on, or pass --overwrite to start over."
+            )
+
+    def _keep_whole_batches(self, batch_size: int) -> int:
+        """Cuts the partial file after its last whole batch; returns its number of rows."""
+        self._file.seek(0)
+        ends = [0]
+        for row, line in zip(self._file, self._lines, strict=False):
+            if not _is_row_of(row, line):
+                break
+            ends.append(ends[-1] + len(row))
+        rows = len(ends) - 1
+        if rows < len(self._lines):
+            rows -= rows % batch_size
+        self._file.truncate(ends[rows])
+        return rows
+
+    def __enter__(self) -> "BatchJob":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._partial.exists() and not self._partial.stat().st_size:
+            self._partial.unlink()
+            self._job.unlink(missing_ok=True)
+        self._file.close()
+
+    def write(self, batches: Iterable[list[Generation]]) -> Iterator[list[Generation]]:
+        """Writes batches as they come, passes them on, and finishes the file."""
+        for batch in batches:
+            self._file.write(b"".join(map(to_row, batch)))
+            self._file.flush()
+            self.done += len(batch)
+            yield batch
+        os.fsync(self._file.fileno())
+        self._partial.replace(self._output)
+        self._job.unlink(missing_ok=True)
+
+
+def _is_row_of(row: bytes, line: str) -> bool:
+    if not row.endswith(b"\n"):
+        return False
+    try:
+        return json.loads(row)["inputs"] == line
+    except (ValueError, LookupError, TypeError):
+        return False

@@ -1,0 +1,249 @@
+"""Measured side by side: the speculative decode and the target alone.
+
+Compilation is never in a time: whatever has not run before runs once untimed. The
+draft's own time always is: a speculative decode is timed as a whole.
+"""
+
+import dataclasses
+import functools
+import operator
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from specdec_jax.analysis import walltime_improvement
+from specdec_jax.generate import Batch, Settings, decode, decode_plain
+from specdec_jax.pretrained import Pair
+from specdec_jax.types import DecodeResult, Params
+
+_CALLS = 16  # calls of a model that are timed as one compiled loop
+
+
+class Costs(NamedTuple):
+    """What the calls cost, in calls of the target on one token."""
+
+    draft: float  # c, one guess
+    verification: float  # T(gamma + 1) / T(1)
+
+
+def timed(decode: Callable[[], DecodeResult]) -> tuple[DecodeResult, float]:
+    """Runs a decode to its end -> its result, and the seconds it took."""
+    start = time.perf_counter()
+    result = jax.block_until_ready(decode())
+    return result, time.perf_counter() - start
+
+
+@dataclasses.dataclass
+class Comparison:
+    """Decodes batches both ways, interleaved, and keeps what it saw.
+
+    Attributes:
+      pair: what decodes.
+      settings: how.
+      repeats: timed runs of each kind; a batch's time is their median.
+    """
+
+    pair: Pair
+    settings: Settings
+    repeats: int = 3
+
+    def __post_init__(self) -> None:
+        self.rows = 0
+        self.identical = 0
+        self.differences: list[str] = []
+        self.compile_seconds = 0.0
+        self.tokens: list[int] = []  # per batch
+        self.plain_tokens: list[int] = []
+        self.seconds: list[float] = []
+        self.plain_seconds: list[float] = []
+        self._examined = self._accepted = self._rounds = 0
+        self._shapes: set[tuple[int, ...]] = set()
+        self._last: Batch | None = None
+
+    def add(self, batch: Batch) -> DecodeResult:
+        """Decodes a batch both ways; returns the speculative result."""
+        speculate = functools.partial(decode, self.pair, batch, self.settings)
+        alone = functools.partial(decode_plain, self.pair, batch, self.settings)
+        if batch.inputs.shape not in self._shapes:
+            self._shapes.add(batch.inputs.shape)
+            self.compile_seconds += timed(speculate)[1] + timed(alone)[1]
+        runs = [(timed(speculate), timed(alone)) for _ in range(self.repeats)]
+        (result, _), (plain, _) = runs[0]
+        self.seconds.append(statistics.median(run[0][1] for run in runs))
+        self.plain_seconds.append(statistics.median(run[1][1] for run in runs))
+        self._last = batch
+        self._count(batch, jax.device_get(result), jax.device_get(plain))
+        return result
+
+    def _count(self, batch: Batch, result: DecodeResult, plain: DecodeResult) -> None:
+        real = np.flatnonzero(batch.has_text)
+        self.tokens.append(int(result.lengths[real].sum()))
+        self.plain_tokens.append(int(plain.lengths[real].sum()))
+        self._rounds += int(result.rounds[real].sum())
+        self._examined += int(result.examined[real].sum())
+        self._accepted += int(result.accepted[real].sum())
+        for row in map(int, real):
+            self.rows += 1
+            difference = first_difference(self.pair, result, plain, row)
+            if difference is None:
+                self.identical += 1
+            else:
+                self.differences.append(f"row {self.rows}: {difference}")
+
+    @property
+    def alpha(self) -> float:
+        """The acceptance rate: guesses accepted / guesses judged."""
+        return self._accepted / self._examined if self._examined else float("nan")
+
+    @property
+    def tokens_per_call(self) -> float:
+        """Tokens per target call and row."""
+        return sum(self.tokens) / self._rounds if self._rounds else float("nan")
+
+    @property
+    def rates(self) -> list[float]:
+        """Tokens per second of every batch, speculative."""
+        return list(map(operator.truediv, self.tokens, self.seconds))
+
+    @property
+    def plain_rates(self) -> list[float]:
+        """Tokens per second of every batch, of the target alone."""
+        return list(map(operator.truediv, self.plain_tokens, self.plain_seconds))
+
+    @property
+    def tokens_per_second(self) -> float:
+        """The median over the batches, speculative."""
+        return statistics.median(self.rates)
+
+    @property
+    def plain_tokens_per_second(self) -> float:
+        """The median over the batches, of the target alone."""
+        return statistics.median(self.plain_rates)
+
+    @property
+    def speedup(self) -> float:
+        """The ratio of the two medians."""
+        return self.tokens_per_second / self.plain_tokens_per_second
+
+    def verdict(self) -> str:
+        """Whether both ways gave the same tokens, in one sentence."""
+        if self.settings.sampling.temperature > 0:
+            return (
+                "Sampled above temperature 0: both are samples of the same distribution, "
+                "not the same sample."
+            )
+        same = f"identical to the target alone: {self.identical} of {self.rows}"
+        return "\n".join([same, *(f"differs in {line}" for line in self.differences)])
+
+    def speeds(self) -> str:
+        """Both speeds and their ratio, and why, where it is below 1."""
+        batches = len(self.seconds)
+        over = f"medians over {batches} batches, each " if batches > 1 else ""
+        line = (
+            f"speculative {self.tokens_per_second:.0f} tokens/s, the target alone "
+            f"{self.plain_tokens_per_second:.0f} tokens/s: {self.speedup:.2f}X "
+            f"({over}the median of {self.repeats} runs; the draft's time is inside, "
+            f"{self.compile_seconds:.1f} s of compilation and first runs are outside)"
+        )
+        return line if self.speedup >= 1 else f"{line}\n{self.reason()}"
+
+    def reason(self) -> str:
+        """Why it is as fast as it is: Theorem 3.8 with costs measured here."""
+        assert self._last is not None
+        gamma = self.settings.gamma
+        costs = measure_costs(self.pair, self._last.inputs, self.settings)
+        expected = {g: _expected(self.alpha, g, gamma, costs) for g in range(1, 2 * gamma + 1)}
+        best = max(expected, key=lambda g: expected[g])
+        return (
+            f"alpha {self.alpha:.2f} at gamma {gamma}, with c {costs.draft:.2f} and "
+            f"T({gamma + 1})/T(1) {costs.verification:.1f} measured here: expected "
+            f"{expected[gamma]:.2f}X; the best gamma would be about {best} "
+            f"({expected[best]:.2f}X)."
+        )
+
+
+def first_difference(pair: Pair, result: DecodeResult, plain: DecodeResult, row: int) -> str | None:
+    """Where a row of two results parts, with both log probabilities; None if nowhere."""
+    parts = np.flatnonzero(result.tokens[row] != plain.tokens[row])
+    if not parts.size:
+        return None
+    at = int(parts[0])
+    ids = int(result.tokens[row, at]), int(plain.tokens[row, at])
+    here, alone = pair.vocabulary.pieces(ids)
+    return (
+        f"token {at + 1} is {here!r} (log p {result.log_probs[row, at]:.4f}), "
+        f"{alone!r} ({plain.log_probs[row, at]:.4f}) by the target alone"
+    )
+
+
+def measure_costs(pair: Pair, inputs: Array, settings: Settings) -> Costs:
+    """Times the calls that a round is made of, as compiled loops on a half-full cache.
+
+    Args:
+      pair: what decodes.
+      inputs: int32[B, T], sources of the shape in question.
+      settings: gamma, max_new_tokens and sampling count.
+    """
+    gamma, slots = settings.gamma, settings.max_new_tokens + settings.gamma + 1
+    middle = settings.max_new_tokens // 2 + 1
+    batch = inputs.shape[0]
+
+    def target_calls(params: Params, cache: Any, tokens: Array) -> Array:
+        positions = jnp.broadcast_to(middle + jnp.arange(tokens.shape[1]), tokens.shape)
+
+        def call(_: int, carry: tuple[Any, Array]) -> tuple[Any, Array]:
+            logits, cache = pair.target.extend(params, carry[0], carry[1], positions)
+            return cache, jnp.argmax(logits, axis=-1).astype(jnp.int32)
+
+        return jax.lax.fori_loop(0, _CALLS, call, (cache, tokens))[1]
+
+    def draft_rounds(params: Params, state: Any, tokens: Array) -> Array:
+        length = jnp.full((batch,), middle)
+        keys = jax.vmap(jax.random.key)(jnp.arange(batch))
+
+        def call(_: int, carry: tuple[Any, Array]) -> tuple[Any, Array]:
+            state, tokens = carry
+            draft, state = pair.drafter.propose(
+                params,
+                state,
+                tokens,
+                length,
+                keys,
+                gamma=gamma,
+                vocab_size=pair.target.vocab_size,
+                sampling=settings.sampling,
+            )
+            return state, tokens.at[:, middle - 1].set(draft.tokens[:, -1])
+
+        return jax.lax.fori_loop(0, _CALLS, call, (state, tokens))[1]
+
+    cache = pair.target.prefill(pair.target_params, inputs, slots)
+    state = pair.drafter.init(pair.draft_params, inputs, slots)
+    zeros = jnp.zeros((batch, slots), jnp.int32)
+    one = _seconds(target_calls, pair.target_params, cache, zeros[:, :1])
+    block = _seconds(target_calls, pair.target_params, cache, zeros[:, : gamma + 1])
+    drafting = _seconds(draft_rounds, pair.draft_params, state, zeros)
+    return Costs(draft=drafting / gamma / one, verification=block / one)
+
+
+def _seconds(loop: Callable[..., Array], *args: Any) -> float:
+    """The median time of a compiled loop."""
+    compiled = jax.jit(loop)
+    times = []
+    for _ in range(6):
+        start = time.perf_counter()
+        jax.block_until_ready(compiled(*args))
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[1:])
+
+
+def _expected(alpha: float, gamma: int, measured_gamma: int, costs: Costs) -> float:
+    """Theorem 3.8, the cost of verifying taken as linear between 1 and what was measured."""
+    verification = 1 + (costs.verification - 1) * gamma / measured_gamma
+    return walltime_improvement(alpha, gamma, costs.draft, verification)

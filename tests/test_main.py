@@ -1,0 +1,326 @@
+"""The command: what a user types, what they see, and how it ends."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from specdec_jax import main, pretrained, terminal
+from tests.tiny_pair import tiny_pair
+
+SMALL = ["--max_new_tokens=8", "--gamma=3", "--input_length=32", "--batch_size=4"]
+COMMAND = [sys.executable, "-c", "import sys; from specdec_jax.main import run; sys.exit(run())"]
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory, monkeypatch):
+    """No test writes to the user's cache, or sets jax's for the tests after it."""
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+def generate(*arguments):
+    return main.run(["generate", f"--model={tiny_pair()}", *SMALL, *arguments])
+
+
+def feed(monkeypatch, data: bytes):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+
+def test_sentences_of_the_command_line(capsys):
+    assert generate("The quick", "brown fox") == 0
+    out, err = capsys.readouterr()
+    assert len(out.splitlines()) == 2
+    assert "2 rows" in err
+    assert "alpha" in err
+
+
+def test_a_row_for_each_line_of_standard_input(capsys, monkeypatch):
+    data = "The quick\r\n\r\na\u2028b\x85c\n \nlast, without an end".encode()
+    feed(monkeypatch, data)
+    assert generate("--output=-") == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.split("\n")[:-1]]
+    assert [row["inputs"] for row in rows] == [
+        "The quick", "", "a\u2028b\x85c", " ", "last, without an end",
+    ]  # fmt: skip
+
+
+def test_predictions_stay_line_for_line(capsys, monkeypatch):
+    feed(monkeypatch, b"The quick\n\nbrown\n")
+    assert generate() == 0
+    lines = capsys.readouterr().out.split("\n")
+    assert len(lines) == 4
+    assert lines[1] == ""
+
+
+def test_an_input_of_no_lines(tmp_path, capsys):
+    (tmp_path / "in").write_bytes(b"")
+    assert generate(f"--input={tmp_path / 'in'}", f"--output={tmp_path / 'out'}") == 0
+    assert (tmp_path / "out").read_bytes() == b""
+    assert generate(f"--input={tmp_path / 'in'}") == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_bytes_that_are_not_utf8_are_a_warning(tmp_path, capsys):
+    (tmp_path / "in").write_bytes(b"fine\nnot \xff fine\n")
+    assert generate(f"--input={tmp_path / 'in'}", f"--output={tmp_path / 'out'}") == 0
+    assert "specdec: warning: 1 of 2 lines are not UTF-8 (the first is line 2)" in (
+        capsys.readouterr().err
+    )
+    assert len((tmp_path / "out").read_bytes().splitlines()) == 2
+
+
+def test_a_long_source_is_one_warning(tmp_path, capsys):
+    (tmp_path / "in").write_text("fox " * 100 + "\nfox\n" + "dog " * 100 + "\n")
+    assert generate(f"--input={tmp_path / 'in'}") == 0
+    err = capsys.readouterr().err
+    assert err.count("warning") == 1
+    assert "2 of 3 sources are longer than 32 tokens" in err
+
+
+def test_the_comparison(capsys):
+    assert generate("The quick", "brown fox", "--compare") == 0
+    err = capsys.readouterr().err
+    assert "identical to the target alone: 2 of 2" in err
+    assert "compilation" in err
+
+
+def test_the_trace_of_one_sentence(capsys):
+    assert generate("tools", "--trace", "--batch_size=1") == 0
+    out = capsys.readouterr().out
+    assert "accepted [-rejected-] {+the target's own+}" in out
+    assert "\n   1 " in out
+
+
+def test_a_terminal_sees_the_trace_and_a_file_does_not(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert generate("tools", "--batch_size=1") == 0
+    assert "the target's own" in capsys.readouterr().out
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert generate("tools", "--batch_size=1", "--no-trace") == 0
+    assert "the target's own" not in capsys.readouterr().out
+
+
+def test_progress_on_a_terminal(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with terminal.progress(total=10, done=4) as advance:
+        advance(6)
+    assert "10/10" in capsys.readouterr().err
+
+
+def wrong(capsys, code, *arguments):
+    """Runs a wrong command: the status, and exactly one line."""
+    assert main.run(list(arguments)) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("specdec: ")
+    assert err.count("\n") == 1
+    return err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "command"),
+        (["generat"], "generat"),
+        (["generate", "x", "--gama=3"], "--gama=3"),
+        (["generate", "x", "--gamma=three"], "three"),
+        (["generate", "x", "--gamma=0"], "gamma must be 1"),
+        (["generate", "x", "--temperature=-1"], "temperature"),
+        (["generate", "x", "--temperature=nan"], "temperature"),
+        (["generate", "x", "--top_p=0"], "top_p"),
+        (["generate", "x", "--top_k=-1"], "top_k"),
+        (["generate", "x", "--batch_size=0"], "batch_size"),
+        (["generate", "x", "--max_new_tokens=0"], "max_new_tokens"),
+        (["generate", "x", "--seed=-1"], "seed"),
+        (["generate", "x", "--task=resture"], "restore, ende, synopsis"),
+        (["generate", "x", "--task=ende", "--prefix=y"], "not both"),
+        (["generate", "x", "--input=y"], "not both"),
+        (["generate", "x", "y", "--trace"], "single sentence"),
+        (["demo", "--num_sentences=0"], "num_sentences"),
+    ],
+)
+def test_wrong_usage_is_one_sentence(capsys, arguments, message):
+    assert message in wrong(capsys, 2, *arguments)
+
+
+def test_nothing_to_decode(capsys, monkeypatch):
+    feed(monkeypatch, b"")
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    assert "Nothing to decode" in wrong(capsys, 2, "generate")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generate", "x", "--model=nowhere"], "no directory 'nowhere'"),
+        (["generate", "--input=/no/such/file"], "/no/such/file: No such file"),
+        (["generate", "--input=/"], "/: Is a directory"),
+        (["generate", "x", "--output=/no/such/file"], "/no/such/file.partial: No such file"),
+        (["demo", "--sentences=/no/such/file"], "/no/such/file: No such file"),
+    ],
+)
+def test_what_can_not_be_done_is_one_sentence(capsys, arguments, message):
+    assert message in wrong(capsys, 1, *arguments)
+
+
+def test_a_long_source_as_an_error(capsys):
+    model = f"--model={tiny_pair()}"
+    message = wrong(capsys, 1, "generate", "x " * 99, model, *SMALL, "--on_long=error")
+    assert "longer than 32 tokens" in message
+
+
+def test_a_finished_output_is_not_replaced(tmp_path, capsys):
+    output = tmp_path / "out"
+    output.write_text("precious")
+    assert "--overwrite" in wrong(capsys, 1, "generate", "x", f"--output={output}")
+    assert output.read_text() == "precious"
+    assert generate("x", f"--output={output}", "--overwrite") == 0
+    assert json.loads(output.read_text())["inputs"] == "x"
+
+
+def test_a_traceback_for_who_wants_it(monkeypatch):
+    monkeypatch.setenv("SPECDEC_TRACEBACK", "1")
+    with pytest.raises(FileNotFoundError):
+        main.run(["generate", "x", "--model=nowhere"])
+
+
+def test_an_interrupted_run_says_how_to_go_on(tmp_path, capsys, monkeypatch):
+    (tmp_path / "in").write_text("".join(f"fox {i}\n" for i in range(10)))
+    files = [f"--input={tmp_path / 'in'}", f"--output={tmp_path / 'out'}"]
+    from specdec_jax import text_run
+
+    calls = []
+
+    def interrupted(*arguments):
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return decode(*arguments)
+
+    decode = text_run.decode
+    monkeypatch.setattr(text_run, "decode", interrupted)
+    assert generate(*files) == 130
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "specdec: Interrupted after 4 of 10 rows; the same command goes on from there."
+    )
+    assert "another gamma" in wrong(
+        capsys, 1, "generate", f"--model={tiny_pair()}", *SMALL, *files, "--gamma=2"
+    )
+    assert generate(*files) == 0
+    assert "Going on after row 4 of 10." in capsys.readouterr().err
+    rows = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
+    assert [row["inputs"] for row in rows] == [f"fox {i}" for i in range(10)]
+
+
+def test_an_interrupt_elsewhere(capsys, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pretrained, "load", interrupted)
+    assert wrong(capsys, 130, "generate", "x") == "specdec: Interrupted.\n"
+
+
+@pytest.fixture
+def sentences(tmp_path):
+    path = tmp_path / "sentences.jsonl"
+    tasks = ["restore"] * 6 + ["ende"] * 3 + ["synopsis"] * 3
+    rows = [{"task": task, "inputs": f"{task}: fox {i}"} for i, task in enumerate(tasks)]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return f"--sentences={path}"
+
+
+def demo(sentences, *arguments):
+    model = f"--model={tiny_pair()}"
+    return main.run(["demo", model, sentences, "--gamma=3", "--repeats=1", *arguments])
+
+
+def test_the_demo(capsys, sentences):
+    assert demo(sentences, "--num_sentences=6") == 0
+    out = capsys.readouterr().out
+    assert "identical to the target alone: 6 of 6" in out
+    assert out.index("restore: 4") < out.index("ende: 1") < out.index("synopsis: 1")
+    assert out.count("\n  > ") == 6
+    assert "alpha" in out
+    assert "tokens/call" in out
+    assert "compilation" in out
+
+
+def test_the_demo_fails_where_a_sentence_differs(capsys, sentences, monkeypatch):
+    from specdec_jax import speed
+
+    def changed(*arguments):
+        result = decode_plain(*arguments)
+        return result._replace(tokens=result.tokens.at[0, 1].set(9))
+
+    decode_plain = speed.decode_plain
+    monkeypatch.setattr(speed, "decode_plain", changed)
+    assert demo(sentences, "--num_sentences=1") == 1
+    out = capsys.readouterr().out
+    assert "restore differs in row 1: token 2 is" in out
+    assert "identical to the target alone: 0 of 1" in out
+
+
+def test_version_and_help(capsys):
+    assert main.run(["version"]) == 0
+    assert capsys.readouterr().out == "specdec_jax 0.1.0\n"
+    assert main.run(["train", "--help"]) == 0
+    assert "--gin_file=FILE" in capsys.readouterr().out
+    for arguments in (["--help"], ["generate", "--help"], ["demo", "-h"]):
+        with pytest.raises(SystemExit, match="0"):
+            main.run(arguments)
+        assert "usage: specdec" in capsys.readouterr().out
+
+
+def environment(tmp_path):
+    root = str(Path(main.__file__).parents[1])
+    keep = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
+    return {**keep, "PYTHONPATH": root, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+
+
+def test_a_real_interrupt_and_a_real_rerun(tmp_path):
+    source, output = tmp_path / "in", tmp_path / "out"
+    source.write_text("".join(f"fox {i}\n" for i in range(3000)))
+    command = [*COMMAND, "generate", f"--model={tiny_pair()}", *SMALL, "--batch_size=1"]
+    command += [f"--input={source}", f"--output={output}"]
+    process = subprocess.Popen(
+        command, env=environment(tmp_path), stderr=subprocess.PIPE, text=True, cwd=tmp_path
+    )
+    partial = tmp_path / "out.partial"
+    for _ in range(600):
+        if partial.exists() and partial.stat().st_size > 0:
+            break
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "the same command goes on from there" in err
+    assert "Traceback" not in err
+    assert not output.exists()
+    begun = partial.read_bytes()
+    assert 0 < begun.count(b"\n") < 3000
+    subprocess.run(command, env=environment(tmp_path), check=True, cwd=tmp_path)
+    assert output.read_bytes().startswith(begun)
+    assert output.read_bytes().count(b"\n") == 3000
+    assert list((tmp_path / "cache" / "specdec_jax").iterdir()), "compiled programs are kept"
+
+
+def test_a_reader_that_stops_reading(tmp_path):
+    (tmp_path / "in").write_text("fox\n" * 20)
+    process = subprocess.Popen(
+        [*COMMAND, "generate", f"--model={tiny_pair()}", *SMALL, f"--input={tmp_path / 'in'}"],
+        env=environment(tmp_path),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout
+    assert process.stderr
+    process.stdout.close()
+    assert "Traceback" not in process.stderr.read()
+    process.wait(timeout=60)

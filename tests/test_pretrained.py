@@ -1,0 +1,106 @@
+"""Pairs by name and by directory."""
+
+import json
+import shutil
+
+import jax
+import pytest
+
+from specdec_jax import pretrained
+from tests.tiny_pair import CONFIG, save_pair, tiny_pair
+
+
+@pytest.fixture
+def shipped(tmp_path, monkeypatch):
+    """A package that ships two pairs."""
+    monkeypatch.setattr(pretrained, "ASSETS", tmp_path)
+    for name in ("debian", "debris"):
+        shutil.copytree(tiny_pair(), tmp_path / name)
+    (tmp_path / "notes").mkdir()
+    return tmp_path
+
+
+def test_a_pair_by_name(shipped):
+    assert pretrained.available() == ["debian", "debris"]
+    pair = pretrained.load("debian")
+    assert pair.target.config == CONFIG
+    assert pair.vocabulary.size == CONFIG.vocab_size
+    assert pair.card.startswith("# A random pair")
+    assert pair.name == "debian"
+
+
+def test_a_pair_by_directory():
+    pair = pretrained.load(tiny_pair())
+    leaves = jax.tree.map(lambda a, b: bool((a == b).all()), pair.target_params, pair.draft_params)
+    assert not all(jax.tree.leaves(leaves)), "target and draft are not the same"
+
+
+def test_a_name_that_is_nearly_right(shipped):
+    with pytest.raises(FileNotFoundError, match=r"'debain'; did you mean debian"):
+        pretrained.load("debain")
+
+
+def test_a_name_that_is_nothing_like_it(shipped):
+    with pytest.raises(FileNotFoundError, match="'zzzz'; did you mean debian or debris"):
+        pretrained.load("zzzz")
+
+
+def test_a_package_without_pairs(tmp_path, monkeypatch):
+    monkeypatch.setattr(pretrained, "ASSETS", tmp_path)
+    assert pretrained.available() == []
+    with pytest.raises(FileNotFoundError, match="none ships"):
+        pretrained.load("debian")
+
+
+def test_a_directory_that_holds_no_pair(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"holds no pair: it needs target/, draft/"):
+        pretrained.load(tmp_path)
+
+
+def test_a_pair_without_its_vocabulary(tmp_path):
+    shutil.copytree(tiny_pair(), tmp_path, dirs_exist_ok=True)
+    (tmp_path / "spiece.model").unlink()
+    with pytest.raises(FileNotFoundError, match=r"spiece\.model"):
+        pretrained.load(tmp_path)
+
+
+def test_a_vocabulary_of_another_model(tmp_path):
+    shutil.copytree(tiny_pair(), tmp_path, dirs_exist_ok=True)
+    pair = pretrained.load(tmp_path)
+    assert pair.vocabulary.size == 80
+    small = type(CONFIG)(**{**CONFIG.__dict__, "vocab_size": 60})
+    from specdec_jax.checkpoints import load_params, save_params
+
+    _, params = load_params(tmp_path / "draft")
+    params = {**params, "token_embedder": {"embedding": params["token_embedder"]["embedding"][:60]}}
+    kernel = params["decoder"]["logits_dense"]["kernel"][:, :60]
+    params["decoder"] = {**params["decoder"], "logits_dense": {"kernel": kernel}}
+    save_params(tmp_path / "draft", small, params)
+    with pytest.raises(ValueError, match="80 pieces, a model of it only 60"):
+        pretrained.load(tmp_path)
+
+
+def test_another_draft(tmp_path):
+    other = save_pair(tmp_path / "other", noise=0.0)
+    pair, own = pretrained.load(tiny_pair(), draft=other), pretrained.load(tiny_pair())
+    equal = jax.tree.map(lambda a, b: bool((a == b).all()), pair.draft_params, own.target_params)
+    assert all(jax.tree.leaves(equal)), "a draft without noise is the target"
+    weights = pretrained.load(tiny_pair(), draft=other / "draft")
+    equal = jax.tree.map(lambda a, b: bool((a == b).all()), pair.draft_params, weights.draft_params)
+    assert all(jax.tree.leaves(equal))
+    with pytest.raises(FileNotFoundError, match="no directory 'nowhere'"):
+        pretrained.load(tiny_pair(), draft="nowhere")
+
+
+def test_a_pair_without_a_card(tmp_path):
+    shutil.copytree(tiny_pair(), tmp_path, dirs_exist_ok=True)
+    (tmp_path / "MODEL_CARD.md").unlink()
+    assert pretrained.load(tmp_path).card == ""
+
+
+def test_the_held_out_sentences(tmp_path):
+    rows = pretrained.held_out()
+    assert len(rows) >= 50
+    assert {"restore", "ende", "synopsis"} == {row["task"] for row in rows}
+    (tmp_path / "own.jsonl").write_text(json.dumps({"task": "ende", "inputs": "x\u2028y"}) + "\n\n")
+    assert pretrained.held_out(tmp_path / "own.jsonl") == [{"task": "ende", "inputs": "x\u2028y"}]
