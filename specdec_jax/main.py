@@ -1,0 +1,261 @@
+"""The `specdec` command.
+
+    specdec generate "A sentence." ...      decode text
+    specdec demo                            the shipped pair on held-out sentences
+    specdec train --gin_file=FILE ...       train, configured by gin
+    specdec version
+
+Reads flags and files, and says in one sentence what is wrong with them; what it
+does is in the modules it calls, which load when a subcommand needs them.
+"""
+
+import argparse
+import dataclasses
+import io
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from specdec_jax import __version__
+from specdec_jax.errors import UserError
+
+if TYPE_CHECKING:
+    from specdec_jax.generate import Settings
+    from specdec_jax.pretrained import Pair
+
+USAGE_ERROR, FAILED, INTERRUPTED = 2, 1, 130
+
+
+class UsageError(Exception):
+    """Flags that don't go together; the message says what to do."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see {self.prog} --help)")
+
+
+def _complain(message: str, code: int) -> int:
+    print(f"specdec: {message}", file=sys.stderr, flush=True)
+    return code
+
+
+def _build_parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="specdec", description="Speculative decoding for T5.", allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
+    _add_generate(commands)
+    _add_demo(commands)
+    commands.add_parser(
+        "train", help="train, configured by gin: --gin_file=FILE --gin.NAME=VALUE", add_help=False
+    )
+    commands.add_parser("version", help="print the version")
+    return parser
+
+
+def _add_generate(commands: Any) -> None:
+    parser = commands.add_parser(
+        "generate",
+        help="decode sentences, a file, or standard input",
+        description="Decodes text, a source a line. Predictions go to standard output, a line each, "
+        "or to a JSONL file. A line without text gets an empty prediction; bytes that are not "
+        "UTF-8 are replaced, with a warning.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("sentences", nargs="*", metavar="SENTENCE", help="sources; or use --input")
+    add("--input", metavar="FILE", help="read sources from a file, a line each; - is stdin")
+    add(
+        "--output",
+        metavar="FILE",
+        help="write JSONL; a rerun goes on where one stopped; - is stdout",
+    )
+    add("--overwrite", action="store_true", help="replace --output, or start over with it")
+    _add_models(parser)
+    add(
+        "--task", metavar="NAME", help="restore, ende or synopsis: puts T5's prefix before a source"
+    )
+    add("--prefix", help="put before every source, where there is no --task")
+    add("--temperature", type=float, default=0.0, help="0, the default, takes the likeliest token")
+    add("--top_k", type=int, default=0, help="sample from the k likeliest tokens; 0 is all")
+    add("--top_p", type=float, default=1.0, help="sample from the likeliest of this mass")
+    add("--seed", type=int, help="of all sampling (0)")
+    add("--batch_size", type=int, help="sources decoded together (1)")
+    add("--max_new_tokens", type=int, help="the most tokens of a prediction (128)")
+    add("--input_length", type=int, help="the most tokens of a source (512)")
+    add("--on_long", choices=("cut", "error"), help="what becomes of a longer one (cut)")
+    add("--compare", action="store_true", help="also run the target alone: same output? how fast?")
+    add(
+        "--trace",
+        action=argparse.BooleanOptionalAction,
+        help="show the rounds of a single sentence; on a terminal they are shown anyway",
+    )
+    parser.set_defaults(run=_generate)
+
+
+def _add_models(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--model", default="debian", metavar="NAME|DIR", help="a shipped pair, or a directory")
+    add("--draft", metavar="NAME|DIR", help="another draft than the pair's")
+    add("--gamma", type=int, help="guesses a round (7)")
+
+
+def _add_demo(commands: Any) -> None:
+    parser = commands.add_parser(
+        "demo", help="show the shipped pair on held-out sentences", allow_abbrev=False
+    )
+    _add_models(parser)
+    add = parser.add_argument
+    add("--num_sentences", type=int, default=60)
+    add("--repeats", type=int, default=3, help="timed runs of each sentence, each way")
+    add("--sentences", metavar="FILE", help="other sentences: JSONL of task and inputs")
+    parser.set_defaults(run=_demo)
+
+
+def _load(arguments: argparse.Namespace) -> "Pair":
+    from specdec_jax import pretrained
+
+    return pretrained.load(arguments.model, draft=arguments.draft)
+
+
+def _settings(arguments: argparse.Namespace) -> "Settings":
+    from specdec_jax.generate import Settings
+    from specdec_jax.sampling import Sampling
+
+    names = {field.name for field in dataclasses.fields(Settings)}
+    given = {k: v for k, v in vars(arguments).items() if k in names and v is not None}
+    try:
+        if "temperature" in arguments:
+            given["sampling"] = Sampling(arguments.temperature, arguments.top_k, arguments.top_p)
+        return Settings(**given)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from specdec_jax import demo, pretrained
+
+    if arguments.num_sentences < 1 or arguments.repeats < 1:
+        raise UsageError("--num_sentences and --repeats must be 1 or above.")
+    settings = _settings(arguments)
+    rows = demo.choose(pretrained.held_out(arguments.sentences), arguments.num_sentences)
+    identical = demo.demo(_load(arguments), rows, settings, repeats=arguments.repeats)
+    return 0 if identical else FAILED
+
+
+def _train(arguments: Sequence[str]) -> int:
+    from specdec_jax import gin_jobs, train
+
+    if {"-h", "--help"} & set(arguments):
+        print(f"specdec train: {gin_jobs.__doc__}")
+        return 0
+    _keep_compiled_programs()
+    gin_jobs.log_own_messages()
+    result = gin_jobs.run(train.train, arguments)
+    return 0 if result.finished else INTERRUPTED
+
+
+def _read_lines(arguments: argparse.Namespace) -> list[str]:
+    """The sources: of the command line, of a file, or of standard input."""
+    from specdec_jax.batch_job import split_lines
+
+    if arguments.sentences and arguments.input:
+        raise UsageError("Give sentences or --input, not both.")
+    if arguments.sentences:
+        # Bytes of the command line that are not UTF-8 come as lone surrogates.
+        encoded = (s.encode(errors="surrogateescape") for s in arguments.sentences)
+        return [s.decode(errors="replace") for s in encoded]
+    if arguments.input not in (None, "-"):
+        data = Path(arguments.input).read_bytes()
+    elif sys.stdin is None or (arguments.input is None and sys.stdin.isatty()):
+        raise UsageError("Nothing to decode: give a sentence in quotes, --input FILE, or a pipe.")
+    else:
+        data = sys.stdin.buffer.read()
+    lines, invalid = split_lines(data)
+    if invalid:
+        warnings.warn(
+            f"{len(invalid)} of {len(lines)} lines are not UTF-8 (the first is line {invalid[0]}): "
+            "what could not be read was replaced.",
+            stacklevel=2,
+        )
+    return lines
+
+
+def _generate(arguments: argparse.Namespace) -> int:
+    from specdec_jax import text_run
+
+    settings, lines = _settings(arguments), _read_lines(arguments)
+    trace = arguments.trace
+    if trace and len(lines) != 1:
+        raise UsageError(f"--trace shows a single sentence, not {len(lines)}.")
+    if trace is None:
+        trace = len(lines) == 1 and not arguments.output and sys.stdout.isatty()
+    run = text_run.TextRun(
+        lambda: _load(arguments), lines, settings, compare=arguments.compare, trace=trace
+    )
+    if arguments.output in (None, "-"):
+        run.to_standard_output(as_json=arguments.output == "-")
+    else:
+        names = {"model": arguments.model, "draft": arguments.draft}
+        run.to_file(arguments.output, names, overwrite=arguments.overwrite)
+    return 0
+
+
+def _keep_compiled_programs() -> None:
+    """Compiles a program once per machine, not once per run of the command."""
+    import jax
+
+    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+        jax.config.update("jax_compilation_cache_dir", os.path.join(home, "specdec_jax"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+
+
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    print(f"specdec: warning: {message}", file=sys.stderr, flush=True)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command -> its exit status: 0, 1 failed, 2 wrong usage, 130 interrupted."""
+    if argv[:1] == ["train"]:  # gin's flags are no parser's
+        return _train(argv[1:])
+    arguments = _build_parser().parse_args(argv)
+    if arguments.command == "version":
+        print(f"specdec_jax {__version__}")
+        return 0
+    _keep_compiled_programs()
+    return arguments.run(arguments)
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """The console script: `main`, with every mistake of the user told in one sentence."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="replace")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            warnings.simplefilter("always", UserWarning)
+            warnings.showwarning = _show_warning
+            return main(sys.argv[1:] if argv is None else argv)
+    except UsageError as error:
+        return _complain(str(error), USAGE_ERROR)
+    except KeyboardInterrupt as interrupt:
+        return _complain(str(interrupt) or "Interrupted.", INTERRUPTED)
+    except BrokenPipeError:  # the reader of our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except (UserError, ValueError, OSError, ArithmeticError, ImportError) as error:
+        if os.environ.get("SPECDEC_TRACEBACK"):
+            raise
+        return _complain(_one_line(error), FAILED)
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}." if error.filename else f"{error.strerror}."
+    return " ".join(str(error).split())
