@@ -225,8 +225,8 @@ def deduplicate(rows: Iterable[Row]) -> tuple[dict[str, list[Row]], dict[str, in
         if split == "train":
             seen["train"].update(keys.values())
         kept[f"{row.task}-{split}"].append(row)
-    for name in kept:
-        kept[name].sort(key=lambda row: (hash_fraction(row.inputs), row.inputs))
+    for chosen in kept.values():
+        chosen.sort(key=lambda row: (hash_fraction(row.inputs), row.inputs))
     return kept, dict(dropped)
 
 

@@ -189,8 +189,10 @@ def description_texts(descriptions: dict[str, Description], language: str) -> It
 class _HelpParser(html.parser.HTMLParser):
     """Collects the text of elements with ids `par_…` and `hd_…` in a help page."""
 
-    _VARIANTS = frozenset("MAC UNIX WIN WRITER CALC IMPRESS DRAW CHART MATH".split())
-    _VOID = frozenset("br img input meta link hr".split())
+    _VARIANTS = frozenset(
+        ["MAC", "UNIX", "WIN", "WRITER", "CALC", "IMPRESS", "DRAW", "CHART", "MATH"]
+    )
+    _VOID = frozenset(["br", "img", "input", "meta", "link", "hr"])
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)

@@ -12,12 +12,13 @@ from specdec_jax.restoration import strip_case_and_punctuation
 _SPLITS = (("train", 96), ("validation", 98), ("test", 100))
 
 # Words whose final point does not end a sentence, in lower case without it.
-_ABBREVIATIONS = frozenset(
-    """e.g i.e cf vs etc al dr mr mrs ms st no nr vol inc ltd co corp jr sr approx incl
+_ABBREVIATIONS_TEXT = """
+    e.g i.e cf vs etc al dr mr mrs ms st no nr vol inc ltd co corp jr sr approx incl
     resp fig sec ed eds ca z.b bzw usw d.h u.a o.ä z.t u.u ggf evtl sog abb bspw inkl
     exkl engl dt max min std sek mio mrd str vgl s.u s.o i.d.r u.ä jh chr bsp allg
-    insb versch""".split()
-)
+    insb versch
+"""
+_ABBREVIATIONS = frozenset(_ABBREVIATIONS_TEXT.split())
 _BOUNDARY = re.compile(r"""[.!?]["“”»«')\]]*\s+(?=["“„»«(]?[A-ZÄÖÜ])""")
 _LAST_WORD = re.compile(r"(\S+)$")
 _COMMON_MARKS = " .,?!'\"„“»«-()"

@@ -1,7 +1,7 @@
 """Weights on disk: an Orbax directory of parameters with a readable `config.json`.
 
-    <path>/config.json   the T5Config's fields
-    <path>/params/       Orbax: the parameter tree, named as T5X names it
+* `<path>/config.json`: the T5Config's fields;
+* `<path>/params/`: Orbax, the parameter tree, named as T5X names it.
 """
 
 import dataclasses

@@ -15,7 +15,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from absl import logging
@@ -51,8 +51,9 @@ class Task:
         return os.path.join(self.directory, self.file.format(name=self.name, split=split))
 
 
-class Ragged(NamedTuple):
-    """Sequences of unequal length, end to end."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class Ragged:
+    """Sequences of unequal length, end to end; `ragged[i]` is the i-th, int32[length]."""
 
     tokens: np.ndarray  # int32[total]
     offsets: np.ndarray  # int64[N + 1]
@@ -60,7 +61,7 @@ class Ragged(NamedTuple):
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def __getitem__(self, i: int) -> np.ndarray:  # type: ignore[override]
+    def __getitem__(self, i: int) -> np.ndarray:
         return self.tokens[self.offsets[i] : self.offsets[i + 1]]
 
     @property
@@ -69,7 +70,7 @@ class Ragged(NamedTuple):
         return np.diff(self.offsets)
 
 
-def ragged(rows: Sequence[Sequence[int]]) -> Ragged:
+def ragged(rows: Sequence[Any]) -> Ragged:
     """Packs rows of ids end to end."""
     offsets = np.zeros(len(rows) + 1, np.int64)
     np.cumsum([len(row) for row in rows], out=offsets[1:])
@@ -206,7 +207,7 @@ def fit(
     if not cut_source:
         bad |= long_source
     sources, targets = [], []
-    for i in np.flatnonzero(~bad):
+    for i in np.flatnonzero(~bad).tolist():
         source = pairs.sources[i]
         if len(source) > max_source:
             source = np.append(source[: max_source - 1], EOS_ID)
@@ -266,7 +267,7 @@ def choose_buckets(
 def assign(lengths: np.ndarray, buckets: Sequence[Bucket]) -> np.ndarray:
     """The cheapest bucket that holds each pair: int[N, 2] -> int64[N]."""
     shapes = np.array([(b.source, b.target) for b in buckets])
-    holds = (lengths[:, None] <= shapes[None]).all(-1)
+    holds = np.all(lengths[:, None] <= shapes[None], axis=-1)
     if not holds.any(1).all():
         raise ValueError(f"Some pairs are longer than the largest bucket, {buckets[-1]}.")
     return holds.argmax(1)
@@ -274,6 +275,17 @@ def assign(lengths: np.ndarray, buckets: Sequence[Bucket]) -> np.ndarray:
 
 def _rng(*key: int) -> np.random.Generator:
     return np.random.default_rng(np.random.SeedSequence(key))
+
+
+def _fill(bucket: Bucket, rows: Sequence[tuple[Pairs, int]]) -> Batch:
+    """Lays pairs out in a bucket's shape."""
+    inputs = np.full((bucket.batch, bucket.source), PAD_ID, np.int32)
+    targets = np.full((bucket.batch, bucket.target), PAD_ID, np.int32)
+    for row, (pairs, i) in enumerate(rows):
+        source, target = pairs.sources[i], pairs.targets[i]
+        inputs[row, : len(source)] = source
+        targets[row, : len(target)] = target
+    return Batch(inputs, targets)
 
 
 class Mixture:
@@ -319,8 +331,9 @@ class Mixture:
             tokens_per_batch=tokens_per_batch,
         )
         largest = np.concatenate(self._lengths).max(0)
-        if (largest > self.buckets[-1][1:]).any():  # longer than what the first round drew
-            s, t = (-(-max(a, b) // 8) * 8 for a, b in zip(largest, self.buckets[-1][1:]))
+        shape = self.buckets[-1][1:]
+        if (largest > shape).any():  # longer than what the first round drew
+            s, t = (-(-max(a, b) // 8) * 8 for a, b in zip(largest, shape, strict=True))
             rows = max(4, tokens_per_batch // int(s + t) // 4 * 4)
             self.buckets += (Bucket(rows, int(s), int(t)),)
         self._plans: dict[int, list[tuple[Bucket, np.ndarray]]] = {}
@@ -376,18 +389,10 @@ class Mixture:
         round_ = int(np.searchsorted(self._starts, step, side="right")) - 1
         return self._plan(round_)[step - self._starts[round_]]
 
-    def _fill(self, bucket: Bucket, examples: np.ndarray) -> Batch:
-        inputs = np.full((bucket.batch, bucket.source), PAD_ID, np.int32)
-        targets = np.full((bucket.batch, bucket.target), PAD_ID, np.int32)
-        for row, (task, i) in enumerate(examples):
-            source, target = self._pairs[task].sources[i], self._pairs[task].targets[i]
-            inputs[row, : len(source)] = source
-            targets[row, : len(target)] = target
-        return Batch(inputs, targets)
-
     def batch(self, step: int) -> Batch:
         """The batch of a step: a pure function of the seed and the step."""
-        return self._fill(*self._locate(step))
+        bucket, examples = self._locate(step)
+        return _fill(bucket, [(self._pairs[task], i) for task, i in examples.tolist()])
 
     def padding_fraction(self) -> float:
         """The share of the first round's batches that is padding."""
@@ -421,9 +426,4 @@ def eval_batches(
     if max_batches is not None and len(plan) > max_batches:
         plan = [plan[i] for i in np.linspace(0, len(plan) - 1, max_batches).astype(int)]
     for bucket, members in plan:
-        inputs = np.full((bucket.batch, bucket.source), PAD_ID, np.int32)
-        targets = np.full((bucket.batch, bucket.target), PAD_ID, np.int32)
-        for row, i in enumerate(members):
-            inputs[row, : lengths[i, 0]] = pairs.sources[i]
-            targets[row, : lengths[i, 1]] = pairs.targets[i]
-        yield Batch(inputs, targets)
+        yield _fill(bucket, [(pairs, i) for i in members.tolist()])

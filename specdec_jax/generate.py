@@ -28,16 +28,17 @@ SHORTEST_SOURCE = 32  # the smallest of the padded source lengths; each next is 
 
 
 class TextTask(NamedTuple):
-    """How a line becomes a T5 source."""
+    """How a line becomes a T5 source, and how what comes of it is scored."""
 
     prefix: str
+    metric: str = ""  # a name in metrics.METRICS
     prepare: Callable[[str], str] = str
 
 
 TASKS = {
-    "restore": TextTask("restore: ", strip_case_and_punctuation),
-    "ende": TextTask("translate English to German: "),
-    "synopsis": TextTask("summarize: "),
+    "restore": TextTask("restore: ", "restored", strip_case_and_punctuation),
+    "ende": TextTask("translate English to German: ", "bleu"),
+    "synopsis": TextTask("summarize: ", "rouge"),
 }
 
 

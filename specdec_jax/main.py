@@ -2,6 +2,7 @@
 
     specdec generate "A sentence." ...      decode text
     specdec demo                            the shipped pair on held-out sentences
+    specdec evaluate                        a pair's scores and acceptance on its tasks
     specdec train --gin_file=FILE ...       train, configured by gin
     specdec version
 
@@ -12,6 +13,7 @@ does is in the modules it calls, which load when a subcommand needs them.
 import argparse
 import dataclasses
 import io
+import json
 import os
 import sys
 import warnings
@@ -50,6 +52,7 @@ def _build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
     _add_generate(commands)
     _add_demo(commands)
+    _add_evaluate(commands)
     commands.add_parser(
         "train", help="train, configured by gin: --gin_file=FILE --gin.NAME=VALUE", add_help=False
     )
@@ -116,6 +119,28 @@ def _add_demo(commands: Any) -> None:
     parser.set_defaults(run=_demo)
 
 
+def _add_evaluate(commands: Any) -> None:
+    parser = commands.add_parser(
+        "evaluate",
+        help="score a pair's text and its draft on text pairs",
+        description="Scores the greedy output of every task of which the directory has a file, "
+        "beside what copying the source would score, and measures the acceptance rate at "
+        "temperatures 0 and 1. Needs specdec_jax[report].",
+        allow_abbrev=False,
+    )
+    _add_models(parser)
+    add = parser.add_argument
+    add("--data_dir", default="data/debian", metavar="DIR", help="<task>-<split>.tsv in it")
+    add("--split", default="test", help="train, validation or test (test)")
+    add("--max_examples", type=int, default=500, help="of each task, the first of its file (500)")
+    add("--output", metavar="FILE", help="write the figures and predictions as JSON too")
+    add("--seed", type=int, help="of all sampling (0)")
+    add("--batch_size", type=int, default=16, help="sources decoded together (16)")
+    add("--max_new_tokens", type=int, help="the most tokens of a prediction (128)")
+    add("--input_length", type=int, help="the most tokens of a source (512)")
+    parser.set_defaults(run=_evaluate)
+
+
 def _load(arguments: argparse.Namespace) -> "Pair":
     from specdec_jax import pretrained
 
@@ -145,6 +170,43 @@ def _demo(arguments: argparse.Namespace) -> int:
     rows = demo.choose(pretrained.held_out(arguments.sentences), arguments.num_sentences)
     identical = demo.demo(_load(arguments), rows, settings, repeats=arguments.repeats)
     return 0 if identical else FAILED
+
+
+def _evaluate(arguments: argparse.Namespace) -> int:
+    from specdec_jax import data, evaluation, terminal
+    from specdec_jax.generate import TASKS
+
+    if arguments.max_examples < 1:
+        raise UsageError("--max_examples must be 1 or above.")
+    settings = _settings(arguments)
+    directory = Path(arguments.data_dir)
+    files = {task: directory / f"{task}-{arguments.split}.tsv" for task in TASKS}
+    texts = {
+        task: [side[: arguments.max_examples] for side in data.read_pairs(os.fspath(file))]
+        for task, file in files.items()
+        if file.is_file()
+    }
+    if not texts:
+        raise FileNotFoundError(
+            f"{directory} holds no text pairs: none of {', '.join(f.name for f in files.values())} "
+            "is there; scripts/build_corpora.py makes them, --data_dir names another directory."
+        )
+    pair = _load(arguments)
+    rows = 2 * sum(len(sources) for sources, _ in texts.values())
+    with terminal.progress(rows, 0) as advance:
+        reports = [
+            evaluation.evaluate(pair, task, sources, references, settings, progress=advance)
+            for task, (sources, references) in texts.items()
+        ]
+    print(evaluation.table(reports))
+    if arguments.output:
+        figures = [
+            {**report._asdict(), "acceptance": [at._asdict() for at in report.acceptance]}
+            for report in reports
+        ]
+        text = json.dumps(figures, ensure_ascii=False, indent=1)
+        Path(arguments.output).write_text(f"{text}\n", "utf-8")
+    return 0
 
 
 def _train(arguments: Sequence[str]) -> int:

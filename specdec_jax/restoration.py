@@ -15,7 +15,7 @@ _UNLESS_IN_WORD = r"""(?<!\w)[-‐‑'’]|[-‐‑'’](?!\w)"""
 # A point, comma or colon stays only between two digits: 3.5, 10:30, 1,000.
 _UNLESS_IN_NUMBER = r"(?<!\d)[.,:]|[.,:](?!\d)"
 
-_REMOVED = re.compile("|".join((_ALWAYS, _UNLESS_IN_WORD, _UNLESS_IN_NUMBER)))
+_REMOVED = re.compile(f"{_ALWAYS}|{_UNLESS_IN_WORD}|{_UNLESS_IN_NUMBER}")
 
 
 def strip_case_and_punctuation(text: str) -> str:

@@ -88,9 +88,7 @@ class Vocabulary:
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """Every id as its piece, special ones included, for showing tokens one by one."""
-        return [
-            self._model.IdToPiece(i if 0 <= i < self.size else UNK_ID) for i in map(int, ids)
-        ]
+        return [self._model.IdToPiece(i if 0 <= i < self.size else UNK_ID) for i in map(int, ids)]
 
 
 def pad(rows: Sequence[Sequence[int]], length: int) -> np.ndarray:

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import sentencepiece
 
-WORDS = "The tiny package holds some files for Debian users , which may read or copy them".split()
+TEXT = "The tiny package holds some files for Debian users , which may read or copy them"
+WORDS = TEXT.split()
 
 
 def sentences(count: int, seed: int, low: int = 2, high: int = 9) -> list[str]:
@@ -44,7 +45,5 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> str:
     for split, count, seed in (("train", 300, 1), ("validation", 40, 2), ("test", 20, 3)):
         rows = sentences(count, seed)
         write_pairs(directory / f"restore-{split}.tsv", [(s.lower(), s) for s in rows])
-        write_pairs(
-            directory / f"first-{split}.tsv", [(s, " ".join(s.split()[:2])) for s in rows]
-        )
+        write_pairs(directory / f"first-{split}.tsv", [(s, " ".join(s.split()[:2])) for s in rows])
     return str(directory)

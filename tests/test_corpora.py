@@ -237,8 +237,10 @@ def test_descriptions_have_paragraphs_and_gaps_for_lists() -> None:
     apple = read_fixture_descriptions("en")["aaaa0000000000000000000000000001"]
     assert apple.synopsis == "crisp fruit for compilers"
     assert apple.blocks == (
-        "The apple is a round fruit that every compiler likes to read about. "
-        "It keeps for a long time, e.g. in a cool cellar.",
+        (
+            "The apple is a round fruit that every compiler likes to read about. "
+            "It keeps for a long time, e.g. in a cool cellar."
+        ),
         "Features:",
         None,
         "It falls not far from its tree.",
@@ -265,10 +267,14 @@ def test_help_aligns_by_page_and_id_whatever_the_order() -> None:
         for ours, theirs in [
             ("Inserting Tables in Text", "Tabellen in Text einfügen"),
             (
-                "Choose the number of rows and columns from the grid. "
-                "Release the mouse button when you are done.",
-                "Wählen Sie die Anzahl der Zeilen und Spalten im Raster. "
-                "Lassen Sie die Maustaste los, wenn Sie fertig sind.",
+                (
+                    "Choose the number of rows and columns from the grid. "
+                    "Release the mouse button when you are done."
+                ),
+                (
+                    "Wählen Sie die Anzahl der Zeilen und Spalten im Raster. "
+                    "Lassen Sie die Maustaste los, wenn Sie fertig sind."
+                ),
             ),
             # The variant for macOS is left out.
             (

@@ -63,7 +63,7 @@ def test_extending_by_k_is_the_uncached_forward(golden: Any, feature_major: bool
     params = model.prepare(params)
     inputs = jnp.asarray(arrays["encoder_input_tokens"])
     tokens = jnp.asarray(arrays["decoder_input_tokens"])[:, :48]
-    whole = model.module.apply({"params": params}, inputs, tokens)
+    whole = jax.jit(model.module.apply)({"params": params}, inputs, tokens)
     # Each row at its own place, and more room than is used.
     cache = jax.jit(model.prefill, static_argnums=2)(params, inputs, 60)
     extend = jax.jit(model.extend)
@@ -108,7 +108,7 @@ def test_both_orientations_are_one_model() -> None:
     rows, row_params = tiny_t5(3, TINY, False)
     inputs = sources(2, 7, TINY.vocab_size)
     one, other = (
-        model.module.apply({"params": params}, inputs, inputs)
+        jax.jit(model.module.apply)({"params": params}, inputs, inputs)
         for model, params in ((columns, column_params), (rows, row_params))
     )
     np.testing.assert_allclose(one, other, atol=1e-5)
@@ -118,7 +118,7 @@ def test_bfloat16_activations_give_float32_logits_near_the_float32_ones() -> Non
     config = dataclasses.replace(TINY, dtype="bfloat16")
     model, params = tiny_t5(1)
     inputs = sources(2, 7, TINY.vocab_size)
-    exact = model.module.apply({"params": params}, inputs, inputs)
+    exact = jax.jit(model.module.apply)({"params": params}, inputs, inputs)
     narrow_params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
     for given in (params, narrow_params):
         near = T5Model(config, True).module.apply({"params": given}, inputs, inputs)
@@ -129,7 +129,7 @@ def test_bfloat16_activations_give_float32_logits_near_the_float32_ones() -> Non
 def test_dropout_is_drawn_only_when_training() -> None:
     module = T5(dataclasses.replace(TINY, dropout_rate=0.5))
     inputs = sources(2, 7, TINY.vocab_size)
-    params = module.init(jax.random.key(0), inputs, inputs)
+    params = jax.jit(module.init)(jax.random.key(0), inputs, inputs)
     still = module.apply(params, inputs, inputs)
     drawn = [
         module.apply(
