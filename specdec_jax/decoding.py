@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specdec_jax.sampling import GREEDY, Sampling, distribution, sample, uniform
+from specdec_jax.sampling import GREEDY, Sampling, distribution, draw_noise, sample
 from specdec_jax.types import (
     DecodeResult,
     DecodeState,
@@ -88,7 +88,7 @@ def speculative_step(
     Returns the state with between 1 and gamma + 1 more tokens in each row that was
     not done, and what happened in this round alone.
     """
-    draft_keys, verify_keys = _round_keys(state.keys, state.length)
+    noise = state.noise.at(state.length, gamma + 1)
 
     # Sample gamma guesses x_1..x_gamma from the draft, autoregressively.
     draft, draft_state = drafter.propose(
@@ -96,7 +96,7 @@ def speculative_step(
         state.draft_state,
         state.tokens,
         state.length,
-        draft_keys,
+        noise,
         gamma=gamma,
         vocab_size=target.vocab_size,
         sampling=sampling,
@@ -110,7 +110,7 @@ def speculative_step(
     p = distribution(logits, sampling)
 
     # Determine the number of accepted guesses n, and the token that follows them.
-    n, next_token = rule(p, draft, verify_keys)
+    n, next_token = rule(p, draft, noise)
 
     # Return the accepted guesses and that token.
     emitted = jnp.where(
@@ -119,15 +119,6 @@ def speculative_step(
     state = state._replace(target_cache=target_cache, draft_state=draft_state)
     state, kept = _commit(state, emitted, n + 1, logits, max_new_tokens, eos_id)
     return _count(state, kept, n, draft.valid)
-
-
-def _round_keys(keys: Array, length: Array) -> tuple[Array, Array]:
-    """A round's keys for drafting and for verifying, key[B] each.
-
-    They depend on the row's key and on how far it has come, not on its batch.
-    """
-    split = jax.vmap(lambda key, at: jax.random.split(jax.random.fold_in(key, at)))(keys, length)
-    return split[:, 0], split[:, 1]
 
 
 def _commit(
@@ -220,7 +211,7 @@ def _start(
         length=jnp.ones((batch,), jnp.int32),
         done=jnp.zeros((batch,), bool),
         finite=jnp.ones((batch,), bool),
-        keys=keys,
+        noise=draw_noise(keys, slots),
         target_cache=target.prefill(target_params, inputs, slots),
         draft_state=draft_state,
         info=StepInfo(guesses, guesses, guesses, jnp.zeros((batch,), jnp.int32)),
@@ -308,12 +299,11 @@ def _autoregressive_decode(
     eos_id: int,
 ) -> DecodeResult:
     def step(state: DecodeState) -> DecodeState:
-        _, sample_keys = _round_keys(state.keys, state.length)
         last = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
         logits, cache = target.extend(
             target_params, state.target_cache, last, state.length[:, None] - 1
         )
-        token = sample(distribution(logits, sampling), uniform(sample_keys, 1))
+        token = sample(distribution(logits, sampling), state.noise.at(state.length, 1).token)
         one = jnp.ones_like(state.length)
         state, kept = _commit(
             state._replace(target_cache=cache), token, one, logits, max_new_tokens, eos_id
