@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from specdec_jax.arguments import check_plain, check_speculative, checked
 from specdec_jax.sampling import GREEDY, Sampling, distribution, draw_noise, sample
 from specdec_jax.types import (
     DecodeResult,
@@ -30,10 +31,6 @@ from specdec_jax.verification import ExactRule
 
 START_ID = 0  # T5 starts decoding from the padding token
 EOS_ID = 1
-
-# Checkpoints of one vocabulary are padded to different multiples (32100, 32128);
-# a larger difference means different vocabularies.
-MAX_VOCABULARY_PADDING = 127
 
 
 def speculative_init(
@@ -114,7 +111,9 @@ def speculative_step(
 
     # Return the accepted guesses and that token.
     emitted = jnp.where(
-        jnp.arange(gamma + 1) == n[:, None], next_token[:, None], jnp.pad(draft.tokens, ((0, 0), (0, 1)))
+        jnp.arange(gamma + 1) == n[:, None],
+        next_token[:, None],
+        jnp.pad(draft.tokens, ((0, 0), (0, 1))),
     )
     state = state._replace(target_cache=target_cache, draft_state=draft_state)
     state, kept = _commit(state, emitted, n + 1, logits, max_new_tokens, eos_id)
@@ -169,9 +168,7 @@ def _commit(
     ), count
 
 
-def _count(
-    state: DecodeState, kept: Array, n: Array, valid: Array
-) -> tuple[DecodeState, StepInfo]:
+def _count(state: DecodeState, kept: Array, n: Array, valid: Array) -> tuple[DecodeState, StepInfo]:
     """Adds a round to the counters; what was cut off behind an end counts nowhere.
 
     Args:
@@ -285,9 +282,7 @@ def _speculative_decode(
     return decode_result(_until_done(step, state), max_new_tokens)
 
 
-@functools.partial(
-    jax.jit, static_argnames=("target", "max_new_tokens", "sampling", "eos_id")
-)
+@functools.partial(jax.jit, static_argnames=("target", "max_new_tokens", "sampling", "eos_id"))
 def _autoregressive_decode(
     target: Model,
     target_params: Params,
@@ -365,9 +360,7 @@ def speculative_decode(
         before anything is compiled.
       FloatingPointError: when the target's logits held a NaN.
     """
-    keys = check_arguments(
-        target, drafter, inputs, key, gamma, max_new_tokens, sampling, eos_id
-    )
+    keys = check_speculative(target, drafter, inputs, key, gamma, max_new_tokens, sampling, eos_id)
     return checked(
         _speculative_decode(
             target,
@@ -400,7 +393,7 @@ def autoregressive_decode(
     Arguments, result and errors are those of `speculative_decode`; the counters
     of guesses have gamma = 0.
     """
-    keys = _check_common(target, inputs, key, max_new_tokens, sampling, eos_id)
+    keys = check_plain(target, inputs, key, max_new_tokens, sampling, eos_id)
     return checked(
         _autoregressive_decode(
             target,
@@ -411,83 +404,4 @@ def autoregressive_decode(
             sampling=sampling,
             eos_id=eos_id,
         )
-    )
-
-
-def check_arguments(
-    target: Model,
-    drafter: Drafter,
-    inputs: Array,
-    key: Array | None,
-    gamma: int,
-    max_new_tokens: int,
-    sampling: Sampling,
-    eos_id: int,
-) -> Array:
-    """Refuses wrong arguments of a speculative decode; returns a key for each row."""
-    if gamma != int(gamma) or gamma < 1:
-        raise ValueError(
-            f"gamma must be a whole number, 1 or above, not {gamma}; "
-            "for no guesses use autoregressive_decode."
-        )
-    _check_vocabularies(target.vocab_size, drafter.vocab_size)
-    return _check_common(target, inputs, key, max_new_tokens, sampling, eos_id)
-
-
-def _check_vocabularies(target: int, draft: int) -> None:
-    if abs(target - draft) > MAX_VOCABULARY_PADDING:
-        raise ValueError(
-            f"The draft's vocabulary has {draft} ids and the target's {target}: they can't be "
-            "the same vocabulary, padded; use a draft that was trained on the target's."
-        )
-
-
-def _check_common(
-    target: Model,
-    inputs: Array,
-    key: Array | None,
-    max_new_tokens: int,
-    sampling: Sampling,
-    eos_id: int,
-) -> Array:
-    """Refuses wrong arguments in one sentence; returns a key for each row."""
-    if inputs.ndim != 2 or not jnp.issubdtype(inputs.dtype, jnp.integer) or 0 in inputs.shape:
-        raise ValueError(
-            f"inputs must be token ids of shape [batch, source length], not {inputs.dtype}"
-            f"{list(inputs.shape)}."
-        )
-    if max_new_tokens != int(max_new_tokens) or max_new_tokens < 1:
-        raise ValueError(
-            f"max_new_tokens must be a whole number, 1 or above, not {max_new_tokens}."
-        )
-    if not -1 <= eos_id < target.vocab_size:
-        raise ValueError(
-            f"eos_id must be an id of the target's vocabulary, below {target.vocab_size}, "
-            f"or -1 for none, not {eos_id}."
-        )
-    if key is None:
-        if sampling.temperature > 0:
-            raise ValueError("Sampling needs a key: pass key=jax.random.key(seed).")
-        key = jax.random.key(0)
-    if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-        raise ValueError("key must be a typed key, as jax.random.key(seed) makes it.")
-    if key.ndim == 0:
-        rows = jnp.arange(inputs.shape[0])
-        return jax.vmap(lambda row: jax.random.fold_in(key, row))(rows)
-    if key.shape != inputs.shape[:1]:
-        raise ValueError(
-            f"key must be one key or one for each of the {inputs.shape[0]} rows, "
-            f"not of shape {list(key.shape)}."
-        )
-    return key
-
-
-def checked(result: DecodeResult) -> DecodeResult:
-    """Raises where the target gave a NaN; inside a jit the caller reads `finite`."""
-    if isinstance(result.finite, jax.core.Tracer) or result.finite.all():
-        return result
-    rows = [int(row) for row in jnp.flatnonzero(~result.finite)]
-    raise FloatingPointError(
-        f"The target's logits held a NaN in row {', '.join(map(str, rows))}: check its "
-        "parameters, or run it in float32."
     )

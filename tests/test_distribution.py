@@ -163,13 +163,11 @@ class WrongRule:
 
     def __call__(self, p: Array, draft: Draft, noise: Noise) -> Verdict:
         if self.fault == "swaps p and q":
-            return ExactRule()(
-                p.at[:, :-1].set(draft.q), draft._replace(q=p[:, :-1]), noise
-            )
+            return ExactRule()(p.at[:, :-1].set(draft.q), draft._replace(q=p[:, :-1]), noise)
         if self.fault == "has a constant u":
             first = noise.test[:1]
             return ExactRule()(p, draft, noise._replace(test=jnp.broadcast_to(first, p.shape[:2])))
-        n, token = ExactRule()(p, draft, noise)
+        n, _token = ExactRule()(p, draft, noise)
         if self.fault == "corrects from p":
             p_n = jnp.take_along_axis(p, n[:, None, None], axis=1)[:, 0]
             return Verdict(n, sample(p_n, noise.guess[:, -1]))

@@ -16,34 +16,34 @@ from specdec_jax import checkpoints, data, train
 from specdec_jax.optimization import Optimizer, Schedule
 from specdec_jax.t5 import T5Config
 
-CONFIG = dict(
-    vocab_size=48, emb_dim=16, num_heads=2, num_encoder_layers=1, num_decoder_layers=1,
-    head_dim=8, mlp_dim=32, dropout_rate=0.1,
-)  # fmt: skip
+CONFIG = {
+    "vocab_size": 48, "emb_dim": 16, "num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1,
+    "head_dim": 8, "mlp_dim": 32, "dropout_rate": 0.1,
+}  # fmt: skip
 
 
 def run(run_dir, corpora, spiece, **changes):  # noqa: F811
     """A tiny run; the same in this process and in a child."""
-    arguments = dict(
-        model=T5Config(**CONFIG),
-        tasks=[
+    arguments = {
+        "model": T5Config(**CONFIG),
+        "tasks": [
             data.Task("restore", "", corpora, 2.0),
             data.Task("first", "", corpora, 1.0, cut_source=True),
         ],
-        vocabulary_path=spiece,
-        optimizer=Optimizer("adamw", learning_rate=3e-3),  # compiles fastest
-        schedule=Schedule(total_steps=12, warmup_steps=3, decay_steps=4),
-        tokens_per_batch=256,
-        num_buckets=2,
-        max_source=32,
-        max_target=32,
-        round_size=64,
-        save_every=4,
-        eval_every=5,
-        eval_batches=1,
-        log_every=3,
-        cache_dir=os.environ["SPECDEC_TEST_CACHE"],
-    )
+        "vocabulary_path": spiece,
+        "optimizer": Optimizer("adamw", learning_rate=3e-3),  # compiles fastest
+        "schedule": Schedule(total_steps=12, warmup_steps=3, decay_steps=4),
+        "tokens_per_batch": 256,
+        "num_buckets": 2,
+        "max_source": 32,
+        "max_target": 32,
+        "round_size": 64,
+        "save_every": 4,
+        "eval_every": 5,
+        "eval_batches": 1,
+        "log_every": 3,
+        "cache_dir": os.environ["SPECDEC_TEST_CACHE"],
+    }
     return train.train(str(run_dir), **(arguments | changes))
 
 
@@ -119,7 +119,7 @@ def test_a_run_learns_and_leaves_its_files(unbroken, corpora, spiece):  # noqa: 
     }  # fmt: skip
     mean = (2 * result.validation["restore/loss"] + result.validation["first/loss"]) / 3
     assert result.validation["mean"] == pytest.approx(mean)
-    config, best = checkpoints.load_params(directory / "best")
+    config, _best = checkpoints.load_params(directory / "best")
     assert config == T5Config(**CONFIG)
     about = json.loads((directory / "best" / "config.json").read_text())["about"]
     assert about["mean"] == min(v["mean"] for v in validations.values())
@@ -130,7 +130,7 @@ def test_a_run_learns_and_leaves_its_files(unbroken, corpora, spiece):  # noqa: 
 def test_killed_run_goes_on_bit_for_bit(tmp_path, corpora, spiece):  # noqa: F811
     """SIGKILL between two checkpoints, resumed: every loss as in an unbroken run."""
     straight, broken = tmp_path / "straight", tmp_path / "broken"
-    rest = dict(schedule=Schedule(40, warmup_steps=3), save_every=8, eval_every=25)
+    rest = {"schedule": Schedule(40, warmup_steps=3), "save_every": 8, "eval_every": 25}
     run(straight, corpora, spiece, **rest)
     process = child(broken, corpora, spiece, 100000)
     try:

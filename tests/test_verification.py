@@ -21,7 +21,9 @@ def _pairs() -> list[tuple[str, np.ndarray, np.ndarray]]:
     rng = np.random.default_rng(0)
     p, q = (_normalized(rng.random((1, 9)) ** 3) for _ in "pq")
     hot = np.eye(9, dtype=np.float32)
-    left, right = (_normalized(np.array([[1.0] * 4 + [0] * 5, [0.0] * 4 + [1] * 5])[[i]]) for i in (0, 1))
+    left, right = (
+        _normalized(np.array([[1.0] * 4 + [0] * 5, [0.0] * 4 + [1] * 5])[[i]]) for i in (0, 1)
+    )
     flat = _normalized(np.ones((1, 9)))
     return [
         ("random", p, q),
@@ -52,7 +54,9 @@ def test_accepting_and_correcting_add_up_to_p(name: str, p: np.ndarray, q: np.nd
 @given(st.integers(0, 2**32 - 1), st.integers(2, 30))
 def test_accepting_and_correcting_add_up_to_p_at_random(seed: int, size: int) -> None:
     rng = np.random.default_rng(seed)
-    p, q = (_normalized((rng.random((1, size)) ** 5 * (rng.random(size) < 0.7)) + 1e-30) for _ in "pq")
+    p, q = (
+        _normalized((rng.random((1, size)) ** 5 * (rng.random(size) < 0.7)) + 1e-30) for _ in "pq"
+    )
     test_accepting_and_correcting_add_up_to_p("random", p, q)
 
 
@@ -60,6 +64,7 @@ def _verify(
     p: np.ndarray, q: np.ndarray, x: list[int], draws: int, seed: int = 0, valid: bool = True
 ) -> tuple[np.ndarray, np.ndarray]:
     """n and the next token of many draws over the same round."""
+
     def tile(a: np.ndarray) -> jax.Array:
         return jnp.broadcast_to(jnp.asarray(a), (draws, *a.shape))
 
