@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specdec_jax.sampling import GREEDY, Sampling, distribution, sample, uniform
+from specdec_jax.arguments import check_plain, check_speculative, checked
+from specdec_jax.sampling import GREEDY, Sampling, distribution, draw_noise, sample
 from specdec_jax.types import (
     DecodeResult,
     DecodeState,
@@ -30,10 +31,6 @@ from specdec_jax.verification import ExactRule
 
 START_ID = 0  # T5 starts decoding from the padding token
 EOS_ID = 1
-
-# Checkpoints of one vocabulary are padded to different multiples (32100, 32128);
-# a larger difference means different vocabularies.
-MAX_VOCABULARY_PADDING = 127
 
 
 def speculative_init(
@@ -88,7 +85,7 @@ def speculative_step(
     Returns the state with between 1 and gamma + 1 more tokens in each row that was
     not done, and what happened in this round alone.
     """
-    draft_keys, verify_keys = _round_keys(state.keys, state.length)
+    noise = state.noise.at(state.length, gamma + 1)
 
     # Sample gamma guesses x_1..x_gamma from the draft, autoregressively.
     draft, draft_state = drafter.propose(
@@ -96,7 +93,7 @@ def speculative_step(
         state.draft_state,
         state.tokens,
         state.length,
-        draft_keys,
+        noise,
         gamma=gamma,
         vocab_size=target.vocab_size,
         sampling=sampling,
@@ -110,24 +107,17 @@ def speculative_step(
     p = distribution(logits, sampling)
 
     # Determine the number of accepted guesses n, and the token that follows them.
-    n, next_token = rule(p, draft, verify_keys)
+    n, next_token = rule(p, draft, noise)
 
     # Return the accepted guesses and that token.
     emitted = jnp.where(
-        jnp.arange(gamma + 1) == n[:, None], next_token[:, None], jnp.pad(draft.tokens, ((0, 0), (0, 1)))
+        jnp.arange(gamma + 1) == n[:, None],
+        next_token[:, None],
+        jnp.pad(draft.tokens, ((0, 0), (0, 1))),
     )
     state = state._replace(target_cache=target_cache, draft_state=draft_state)
     state, kept = _commit(state, emitted, n + 1, logits, max_new_tokens, eos_id)
     return _count(state, kept, n, draft.valid)
-
-
-def _round_keys(keys: Array, length: Array) -> tuple[Array, Array]:
-    """A round's keys for drafting and for verifying, key[B] each.
-
-    They depend on the row's key and on how far it has come, not on its batch.
-    """
-    split = jax.vmap(lambda key, at: jax.random.split(jax.random.fold_in(key, at)))(keys, length)
-    return split[:, 0], split[:, 1]
 
 
 def _commit(
@@ -178,9 +168,7 @@ def _commit(
     ), count
 
 
-def _count(
-    state: DecodeState, kept: Array, n: Array, valid: Array
-) -> tuple[DecodeState, StepInfo]:
+def _count(state: DecodeState, kept: Array, n: Array, valid: Array) -> tuple[DecodeState, StepInfo]:
     """Adds a round to the counters; what was cut off behind an end counts nowhere.
 
     Args:
@@ -220,7 +208,7 @@ def _start(
         length=jnp.ones((batch,), jnp.int32),
         done=jnp.zeros((batch,), bool),
         finite=jnp.ones((batch,), bool),
-        keys=keys,
+        noise=draw_noise(keys, slots),
         target_cache=target.prefill(target_params, inputs, slots),
         draft_state=draft_state,
         info=StepInfo(guesses, guesses, guesses, jnp.zeros((batch,), jnp.int32)),
@@ -294,9 +282,7 @@ def _speculative_decode(
     return decode_result(_until_done(step, state), max_new_tokens)
 
 
-@functools.partial(
-    jax.jit, static_argnames=("target", "max_new_tokens", "sampling", "eos_id")
-)
+@functools.partial(jax.jit, static_argnames=("target", "max_new_tokens", "sampling", "eos_id"))
 def _autoregressive_decode(
     target: Model,
     target_params: Params,
@@ -308,12 +294,11 @@ def _autoregressive_decode(
     eos_id: int,
 ) -> DecodeResult:
     def step(state: DecodeState) -> DecodeState:
-        _, sample_keys = _round_keys(state.keys, state.length)
         last = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
         logits, cache = target.extend(
             target_params, state.target_cache, last, state.length[:, None] - 1
         )
-        token = sample(distribution(logits, sampling), uniform(sample_keys, 1))
+        token = sample(distribution(logits, sampling), state.noise.at(state.length, 1).token)
         one = jnp.ones_like(state.length)
         state, kept = _commit(
             state._replace(target_cache=cache), token, one, logits, max_new_tokens, eos_id
@@ -375,9 +360,7 @@ def speculative_decode(
         before anything is compiled.
       FloatingPointError: when the target's logits held a NaN.
     """
-    keys = check_arguments(
-        target, drafter, inputs, key, gamma, max_new_tokens, sampling, eos_id
-    )
+    keys = check_speculative(target, drafter, inputs, key, gamma, max_new_tokens, sampling, eos_id)
     return checked(
         _speculative_decode(
             target,
@@ -410,7 +393,7 @@ def autoregressive_decode(
     Arguments, result and errors are those of `speculative_decode`; the counters
     of guesses have gamma = 0.
     """
-    keys = _check_common(target, inputs, key, max_new_tokens, sampling, eos_id)
+    keys = check_plain(target, inputs, key, max_new_tokens, sampling, eos_id)
     return checked(
         _autoregressive_decode(
             target,
@@ -421,83 +404,4 @@ def autoregressive_decode(
             sampling=sampling,
             eos_id=eos_id,
         )
-    )
-
-
-def check_arguments(
-    target: Model,
-    drafter: Drafter,
-    inputs: Array,
-    key: Array | None,
-    gamma: int,
-    max_new_tokens: int,
-    sampling: Sampling,
-    eos_id: int,
-) -> Array:
-    """Refuses wrong arguments of a speculative decode; returns a key for each row."""
-    if gamma != int(gamma) or gamma < 1:
-        raise ValueError(
-            f"gamma must be a whole number, 1 or above, not {gamma}; "
-            "for no guesses use autoregressive_decode."
-        )
-    _check_vocabularies(target.vocab_size, drafter.vocab_size)
-    return _check_common(target, inputs, key, max_new_tokens, sampling, eos_id)
-
-
-def _check_vocabularies(target: int, draft: int) -> None:
-    if abs(target - draft) > MAX_VOCABULARY_PADDING:
-        raise ValueError(
-            f"The draft's vocabulary has {draft} ids and the target's {target}: they can't be "
-            "the same vocabulary, padded; use a draft that was trained on the target's."
-        )
-
-
-def _check_common(
-    target: Model,
-    inputs: Array,
-    key: Array | None,
-    max_new_tokens: int,
-    sampling: Sampling,
-    eos_id: int,
-) -> Array:
-    """Refuses wrong arguments in one sentence; returns a key for each row."""
-    if inputs.ndim != 2 or not jnp.issubdtype(inputs.dtype, jnp.integer) or 0 in inputs.shape:
-        raise ValueError(
-            f"inputs must be token ids of shape [batch, source length], not {inputs.dtype}"
-            f"{list(inputs.shape)}."
-        )
-    if max_new_tokens != int(max_new_tokens) or max_new_tokens < 1:
-        raise ValueError(
-            f"max_new_tokens must be a whole number, 1 or above, not {max_new_tokens}."
-        )
-    if not -1 <= eos_id < target.vocab_size:
-        raise ValueError(
-            f"eos_id must be an id of the target's vocabulary, below {target.vocab_size}, "
-            f"or -1 for none, not {eos_id}."
-        )
-    if key is None:
-        if sampling.temperature > 0:
-            raise ValueError("Sampling needs a key: pass key=jax.random.key(seed).")
-        key = jax.random.key(0)
-    if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-        raise ValueError("key must be a typed key, as jax.random.key(seed) makes it.")
-    if key.ndim == 0:
-        rows = jnp.arange(inputs.shape[0])
-        return jax.vmap(lambda row: jax.random.fold_in(key, row))(rows)
-    if key.shape != inputs.shape[:1]:
-        raise ValueError(
-            f"key must be one key or one for each of the {inputs.shape[0]} rows, "
-            f"not of shape {list(key.shape)}."
-        )
-    return key
-
-
-def checked(result: DecodeResult) -> DecodeResult:
-    """Raises where the target gave a NaN; inside a jit the caller reads `finite`."""
-    if isinstance(result.finite, jax.core.Tracer) or result.finite.all():
-        return result
-    rows = [int(row) for row in jnp.flatnonzero(~result.finite)]
-    raise FloatingPointError(
-        f"The target's logits held a NaN in row {', '.join(map(str, rows))}: check its "
-        "parameters, or run it in float32."
     )

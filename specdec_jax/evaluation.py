@@ -71,9 +71,7 @@ def evaluate(
     acceptance, predictions = [], [""] * len(sources)
     for temperature in temperatures:
         tokens = calls = examined = accepted = 0
-        now = dataclasses.replace(
-            settings, task=task, prefix="", sampling=Sampling(temperature)
-        )
+        now = dataclasses.replace(settings, task=task, prefix="", sampling=Sampling(temperature))
         places = iter(order)
         for batch in generate(pair, [sources[i] for i in order], now):
             for row in batch:

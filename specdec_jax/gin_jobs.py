@@ -19,7 +19,6 @@ from absl import logging
 from specdec_jax.errors import UserError
 from specdec_jax.resources import gin_search_paths
 
-
 _GIN_ERRORS = (
     *(OSError, ValueError, LookupError, SyntaxError, ImportError, RuntimeError),
     *(AttributeError, TypeError, tokenize.TokenError),

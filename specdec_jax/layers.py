@@ -176,12 +176,14 @@ def write_at(cache: KeysValues, new: KeysValues, positions: Array) -> KeysValues
     """
 
     def write(old: Array, fresh: Array) -> Array:
-        def write_row(old_row: Array, fresh_row: Array, start: Array) -> Array:
-            return jax.lax.dynamic_update_slice(old_row, fresh_row, (0, start, 0))
-
+        fresh = fresh.astype(old.dtype)
         if old.shape[0] == 1:  # a plain slice update, where a scatter would be a loop
-            return write_row(old[0], fresh[0].astype(old.dtype), positions[0, 0])[None]
-        return jax.vmap(write_row)(old, fresh.astype(old.dtype), positions[:, 0])
+            return jax.lax.dynamic_update_slice(old, fresh, (0, 0, positions[0, 0], 0))
+
+        def write_row(old: Array, fresh: Array, start: Array) -> Array:
+            return jax.lax.dynamic_update_slice(old, fresh, (0, start, 0))
+
+        return jax.vmap(write_row)(old, fresh, positions[:, 0])
 
     return KeysValues(write(cache.keys, new.keys), write(cache.values, new.values))
 

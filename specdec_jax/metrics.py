@@ -84,10 +84,8 @@ def rouge(predictions: Sequence[str], references: Sequence[str]) -> dict[str, fl
     return {key: total / len(predictions) for key, total in totals.items()}
 
 
-def restored(
-    predictions: Sequence[str], references: Sequence[str], sources: Sequence[str] | None = None
-) -> dict[str, float]:
-    """How well case and punctuation were restored, beside what copying would score.
+def restored(predictions: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+    """How well case and punctuation were restored.
 
     Texts are compared word by word (split at white space), the i-th of a prediction
     with the i-th of its reference; a word counts if it is equal to the letter. A
@@ -97,8 +95,6 @@ def restored(
     Args:
       predictions: N texts.
       references: N texts, one for each prediction.
-      sources: N texts without their task's prefix: what was to be restored. If given,
-        the same scores are reported of copying them.
 
     Returns:
       {"words": percentage of the references' words restored, "exact": percentage of
@@ -118,15 +114,11 @@ def restored(
             aligned += 1
             right += sum(a == b for a, b in zip(got, want, strict=True))
     n = len(references)
-    scores = {
+    return {
         "words": 100.0 * right / max(total, 1),
         "exact": 100.0 * exact / n,
         "aligned": 100.0 * aligned / n,
     }
-    if sources is not None:
-        copied = restored(sources, references)
-        scores |= {"copy_words": copied["words"], "copy_exact": copied["exact"]}
-    return scores
 
 
 # What `evaluate` computes of a task, by the task's metric.

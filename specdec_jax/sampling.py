@@ -6,6 +6,7 @@ distribution is one-hot at the argmax, so greedy decoding is no special case.
 """
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -139,6 +140,34 @@ def first(mask: Array) -> Array:
     return jnp.min(jnp.where(mask, jnp.arange(size), size), axis=-1) % size
 
 
-def uniform(keys: Array, num: int) -> Array:
-    """`num` uniforms in [0, 1) from each of B keys -> float32[B, num]."""
-    return jax.vmap(lambda key: jax.random.uniform(key, (num,)))(keys)
+class Noise(NamedTuple):
+    """The randomness of some positions, drawn before the loop; B rows, k positions.
+
+    It belongs to positions of the output, not to rounds: what a round makes of a
+    position's noise is thrown away with its guess, or decides the token there, once.
+    A token thus depends on its row's key and on what precedes it, and a loop that
+    needs no randomness, at temperature 0, computes none.
+    """
+
+    guess: Array  # float32[B, k], uniform in [0, 1): draws the draft's guess
+    test: Array  # float32[B, k], uniform: accepts or rejects it
+    token: Array  # float32[B, k], uniform: draws what the target puts there
+    keys: Array  # key[B, k], for whoever needs more
+
+    def at(self, start: Array, num: int) -> "Noise":
+        """The noise of `num` positions from `start`, int32[B], on."""
+        rows = jnp.arange(start.shape[0])[:, None]
+        positions = start[:, None] + jnp.arange(num)
+        return Noise(*(leaf.at[rows, positions].get(mode="clip") for leaf in self))
+
+
+def draw_noise(keys: Array, length: int) -> Noise:
+    """The noise of positions 0 to `length` - 1 of B rows, from key[B]."""
+
+    def draw(key: Array, position: Array) -> tuple[Array, Array]:
+        key, rest = jax.random.split(jax.random.fold_in(key, position))
+        return jax.random.uniform(key, (3,)), rest
+
+    of_row = jax.vmap(draw, in_axes=(None, 0))
+    u, rest = jax.vmap(of_row, in_axes=(0, None))(keys, jnp.arange(length))
+    return Noise(u[..., 0], u[..., 1], u[..., 2], rest)

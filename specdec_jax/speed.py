@@ -20,6 +20,7 @@ from jax import Array
 from specdec_jax.analysis import walltime_improvement
 from specdec_jax.generate import Batch, Settings, decode, decode_plain
 from specdec_jax.pretrained import Pair
+from specdec_jax.sampling import draw_noise
 from specdec_jax.types import DecodeResult, Params
 
 _CALLS = 16  # calls of a model that are timed as one compiled loop
@@ -205,7 +206,7 @@ def measure_costs(pair: Pair, inputs: Array, settings: Settings) -> Costs:
 
     def draft_rounds(params: Params, state: Any, tokens: Array) -> Array:
         length = jnp.full((batch,), middle)
-        keys = jax.vmap(jax.random.key)(jnp.arange(batch))
+        noise = draw_noise(jax.vmap(jax.random.key)(jnp.arange(batch)), gamma + 1)
 
         def call(_: int, carry: tuple[Any, Array]) -> tuple[Any, Array]:
             state, tokens = carry
@@ -214,7 +215,7 @@ def measure_costs(pair: Pair, inputs: Array, settings: Settings) -> Costs:
                 state,
                 tokens,
                 length,
-                keys,
+                noise,
                 gamma=gamma,
                 vocab_size=pair.target.vocab_size,
                 sampling=settings.sampling,

@@ -5,7 +5,7 @@ E embedding, H heads, D head dimension. N = B x T or B x k.
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -151,15 +151,11 @@ class Encoder(nn.Module):
     def setup(self) -> None:
         c = self.config
         self.relpos_bias = RelativePositionBias(c.num_heads, bidirectional=True)
-        self.layers = [
-            EncoderLayer(c, self.feature_major) for _ in range(c.num_encoder_layers)
-        ]
+        self.layers = [EncoderLayer(c, self.feature_major) for _ in range(c.num_encoder_layers)]
         self.encoder_norm = RMSNorm(c.dtype, self.feature_major)
         self.dropout = nn.Dropout(c.dropout_rate)
 
-    def __call__(
-        self, x: Array, source_bias: Array, batch: int, deterministic: bool
-    ) -> Array:
+    def __call__(self, x: Array, source_bias: Array, batch: int, deterministic: bool) -> Array:
         positions = jnp.arange(source_bias.shape[-1])[None]
         bias = self.relpos_bias(positions, positions) + source_bias
         x = self.dropout(x, deterministic=deterministic)
@@ -177,9 +173,7 @@ class Decoder(nn.Module):
     def setup(self) -> None:
         c = self.config
         self.relpos_bias = RelativePositionBias(c.num_heads, bidirectional=False)
-        self.layers = [
-            DecoderLayer(c, self.feature_major) for _ in range(c.num_decoder_layers)
-        ]
+        self.layers = [DecoderLayer(c, self.feature_major) for _ in range(c.num_decoder_layers)]
         self.decoder_norm = RMSNorm(c.dtype, self.feature_major)
         self.dropout = nn.Dropout(c.dropout_rate)
         if not c.logits_via_embedding:

@@ -11,14 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specdec_jax.decoding import (
-    EOS_ID,
-    check_arguments,
-    checked,
-    decode_result,
-    speculative_init,
-    speculative_step,
-)
+from specdec_jax.arguments import check_speculative, checked
+from specdec_jax.decoding import EOS_ID, decode_result, speculative_init, speculative_step
 from specdec_jax.sampling import GREEDY, Sampling
 from specdec_jax.types import DecodeResult, Draft, Drafter, Model, Params, VerifyRule
 from specdec_jax.verification import ExactRule
@@ -105,7 +99,7 @@ def trace_decode(
     Returns:
       The rounds, and the result.
     """
-    keys = check_arguments(target, drafter, inputs, key, gamma, max_new_tokens, sampling, eos_id)
+    keys = check_speculative(target, drafter, inputs, key, gamma, max_new_tokens, sampling, eos_id)
     if inputs.shape[0] != 1:
         raise ValueError(f"A trace is of one source, not of {inputs.shape[0]}.")
     models = (target, target_params, _Remembering(drafter, gamma), draft_params)

@@ -12,14 +12,9 @@ A run directory:
 * `metrics.jsonl`: one JSON object a line, of training or of validation;
 * `config.gin`: written by the command, the operative configuration.
 
-The step is compiled in two parts: gradients, once per batch shape, and the update,
-once; joined in one program, Muon's matrix iterations would be compiled anew for
-every shape.
-
-Shapes: B rows, T source length, K target length, V vocabulary.
+Shapes: B rows, T source length, K target length.
 """
 
-import dataclasses
 import json
 import math
 import os
@@ -27,7 +22,7 @@ import signal
 import threading
 import time
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -38,268 +33,14 @@ import orbax.checkpoint as ocp
 from absl import logging
 from jax import Array
 
-from specdec_jax import checkpoints, data, metrics
+from specdec_jax import checkpoints, data
 from specdec_jax.layers import Params
-from specdec_jax.t5 import PAD_ID, T5, T5Config
-from specdec_jax.vocabulary import Vocabulary, encode_sources
+from specdec_jax.optimization import Optimizer, Schedule, make_optimizer
+from specdec_jax.t5 import T5Config
+from specdec_jax.train_step import TrainState, init_state, make_step, validate
+from specdec_jax.vocabulary import Vocabulary
 
-# ---------------------------------------------------------------------------
-# The loss.
-
-
-def shift_right(targets: Array) -> Array:
-    """Targets behind the start token: int32[B, K] -> int32[B, K], what the decoder reads."""
-    return jnp.pad(targets, ((0, 0), (1, 0)), constant_values=PAD_ID)[:, :-1]
-
-
-def cross_entropy(
-    logits: Array, targets: Array, *, label_smoothing: float = 0.0, z_loss: float = 0.0
-) -> Array:
-    """-log softmax(logits)[target], per token; 0 where the target is padding.
-
-    Args:
-      logits: float32[B, K, V].
-      targets: int32[B, K].
-      label_smoothing: the share of the label spread evenly over the vocabulary.
-      z_loss: weight of log(sum(exp(logits)))^2, which keeps logits near normalized.
-
-    Returns:
-      float32[B, K], nats.
-    """
-    log_z = jax.nn.logsumexp(logits, axis=-1)
-    at_target = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-    loss = log_z - (1.0 - label_smoothing) * at_target
-    if label_smoothing:
-        loss -= label_smoothing * logits.mean(-1)
-    if z_loss:
-        loss += z_loss * jnp.square(log_z)
-    return jnp.where(targets == PAD_ID, 0.0, loss)
-
-
-# ---------------------------------------------------------------------------
-# The learning rate and the optimizer.
-
-
-@dataclasses.dataclass(frozen=True)
-class Schedule:
-    """Warm-up, a constant, a decay (WSD): a factor from 0 to 1 of the step.
-
-    A cosine over the whole run is `decay_steps = total_steps`. A run stopped in its
-    constant part can be resumed with a `total_steps` of the present step plus
-    `decay_steps`: it decays from there.
-
-    Attributes:
-      total_steps: where the run ends.
-      warmup_steps: steps of linear warm-up.
-      decay_steps: steps of decay at the end; 0 for none, total_steps for all.
-      shape: "linear" or "cosine", of the decay; or "inverse_sqrt", T5's: the square
-        root of warmup_steps / step after the warm-up, times a linear decay.
-      final: what the decay ends at.
-    """
-
-    total_steps: int
-    warmup_steps: int = 100
-    decay_steps: int = 0
-    shape: str = "linear"
-    final: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.shape not in ("linear", "cosine", "inverse_sqrt"):
-            raise ValueError(f"Unknown shape of the decay: {self.shape!r}.")
-
-    def __call__(self, step: Array | int) -> Array:
-        """int32[] -> float32[], the factor at a step (counted from 0)."""
-        step = jnp.asarray(step, jnp.float32)
-        factor = jnp.minimum(1.0, (step + 1.0) / max(self.warmup_steps, 1))
-        if self.shape == "inverse_sqrt":
-            warmup = max(self.warmup_steps, 1)
-            factor *= jnp.sqrt(warmup / jnp.maximum(step + 1.0, warmup))
-        if self.decay_steps:
-            left = jnp.clip((self.total_steps - step) / self.decay_steps, 0.0, 1.0)
-            if self.shape == "cosine":
-                left = 0.5 - 0.5 * jnp.cos(jnp.pi * left)
-            factor *= self.final + (1.0 - self.final) * left
-        return factor
-
-
-@dataclasses.dataclass(frozen=True)
-class Optimizer:
-    """Which optimizer, and its numbers.
-
-    Attributes:
-      name: "muon" orthogonalizes the updates of the encoder's and the decoder's
-        matrices (Jordan 2024), scaled to the size that Adam's have (Liu et al. 2025,
-        arXiv:2502.16982), and gives the rest to Adam; "adamw"; "adafactor", which
-        T5 was trained with.
-      learning_rate: of the matrices, at the schedule's top; of everything for
-        adamw and adafactor.
-      embedding_rate: of the embedding, with muon.
-      other_rate: of the logits' matrix, norms and position biases, with muon.
-      query_factor: times learning_rate, of the queries' matrices, with muon. T5 does not
-        divide scores by sqrt(head_dim): its query matrices are that much smaller from
-        the start, and so must their updates be. At 1, attention saturates within a
-        hundred steps and the loss stays where it is. This default is for head_dim 64.
-      weight_decay: decoupled, on matrices.
-      clip: the gradient's largest global norm; 0 for no clipping.
-      b1, b2: Adam's decay rates.
-      momentum: Muon's.
-      iterations: Newton-Schulz steps of Muon; 4 with its first step rescaled
-        ("aol", arXiv:2512.04632) are as good as 5 without.
-    """
-
-    name: str = "muon"
-    learning_rate: float = 3e-3
-    embedding_rate: float = 1e-2
-    other_rate: float = 3e-3
-    query_factor: float = 0.125
-    weight_decay: float = 0.0
-    clip: float = 1.0
-    b1: float = 0.9
-    b2: float = 0.98
-    momentum: float = 0.95
-    iterations: int = 4
-
-    def __post_init__(self) -> None:
-        if self.name not in ("muon", "adamw", "adafactor"):
-            raise ValueError(
-                f'The optimizer is one of "muon", "adamw", "adafactor"; got {self.name!r}.'
-            )
-
-
-def _group(path: tuple[Any, ...], leaf: Any) -> str:
-    names = [k.key for k in path]
-    if names[0] == "token_embedder":
-        return "embedding"
-    if names[-1] == "kernel" and names[-2] != "logits_dense":
-        return "query" if names[-2] == "query" else "matrix"
-    return "other"
-
-
-def make_optimizer(optimizer: Optimizer, schedule: Schedule) -> optax.GradientTransformation:
-    """The optax transformation of an `Optimizer` under a `Schedule`."""
-    o = optimizer
-
-    def rate(top: float) -> Callable[[Any], Any]:
-        return lambda step: top * schedule(step)
-
-    def groups(params: Params) -> Any:
-        return jax.tree_util.tree_map_with_path(_group, params)
-
-    def matrices(params: Params) -> Any:
-        return jax.tree.map(lambda group: group in ("matrix", "query"), groups(params))
-
-    def muon(top: float) -> optax.GradientTransformation:
-        return optax.contrib.muon(
-            rate(top),
-            ns_steps=o.iterations,
-            preconditioning="aol" if o.iterations < 5 else "frobenius",
-            beta=o.momentum,
-            weight_decay=o.weight_decay,
-            consistent_rms=0.2,
-        )
-
-    if o.name == "muon":
-        update = optax.partition(
-            {
-                "matrix": muon(o.learning_rate),
-                "query": muon(o.learning_rate * o.query_factor),
-                "embedding": optax.adam(rate(o.embedding_rate), b1=o.b1, b2=o.b2),
-                "other": optax.adam(rate(o.other_rate), b1=o.b1, b2=o.b2),
-            },
-            groups,
-        )
-    elif o.name == "adamw":
-        update = optax.adamw(
-            rate(o.learning_rate), b1=o.b1, b2=o.b2, weight_decay=o.weight_decay, mask=matrices
-        )
-    else:
-        update = optax.adafactor(
-            rate(o.learning_rate),
-            weight_decay_rate=o.weight_decay or None,
-            weight_decay_mask=matrices,
-        )
-    clip = optax.clip_by_global_norm(o.clip) if o.clip else optax.identity()
-    return optax.chain(clip, update)
-
-
-# ---------------------------------------------------------------------------
-# The step.
-
-
-class TrainState(NamedTuple):
-    """What a checkpoint holds."""
-
-    step: Array  # int32[], updates made
-    params: Params
-    opt_state: optax.OptState
-
-
-class StepFunctions(NamedTuple):
-    """The compiled parts of a training step and of validation."""
-
-    gradients: Callable[..., Any]  # (params, step, inputs, targets) -> (loss f32[], grads)
-    update: Callable[..., Any]  # (state, grads) -> (state, gradient norm f32[])
-    scores: Callable[..., Any]  # (params, inputs, targets) -> (nats, right, tokens), f32[] each
-
-
-def make_step(
-    config: T5Config,
-    transform: optax.GradientTransformation,
-    *,
-    seed: int = 0,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-) -> StepFunctions:
-    """Compiles a training step (its state is donated)."""
-    model = T5(config)
-    base_key = jax.random.key(seed)
-
-    def loss_fn(params: Params, step: Array, inputs: Array, targets: Array) -> Array:
-        rngs = None
-        if config.dropout_rate:
-            rngs = {"dropout": jax.random.fold_in(base_key, step)}
-        logits: Any = model.apply(
-            {"params": params},
-            inputs,
-            shift_right(targets),
-            deterministic=not config.dropout_rate,
-            rngs=rngs,
-        )
-        losses = cross_entropy(logits, targets, label_smoothing=label_smoothing, z_loss=z_loss)
-        return losses.sum() / jnp.maximum(jnp.count_nonzero(targets), 1)
-
-    def update(state: TrainState, grads: Params) -> tuple[TrainState, Array]:
-        updates, opt_state = transform.update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
-        return TrainState(state.step + 1, params, opt_state), optax.tree.norm(grads)
-
-    def scores(params: Params, inputs: Array, targets: Array) -> tuple[Array, Array, Array]:
-        logits: Any = model.apply({"params": params}, inputs, shift_right(targets))
-        real = targets != PAD_ID
-        right = (logits.argmax(-1) == targets) & real
-        return cross_entropy(logits, targets).sum(), right.sum(), real.sum()
-
-    return StepFunctions(
-        jax.jit(jax.value_and_grad(loss_fn)),
-        jax.jit(update, donate_argnums=0),
-        jax.jit(scores),
-    )
-
-
-def init_state(
-    config: T5Config, transform: optax.GradientTransformation, *, seed: int = 0,
-    params: Params | None = None,
-) -> TrainState:  # fmt: skip
-    """Step 0: fresh parameters, or a copy of given ones, and an optimizer at rest."""
-    if params is None:
-        tokens = jnp.zeros((1, 1), jnp.int32)
-        params = jax.jit(T5(config).init)(jax.random.key(seed), tokens, tokens)["params"]
-    params = jax.tree.map(lambda x: jnp.array(x, jnp.float32), params)
-    return TrainState(jnp.zeros((), jnp.int32), params, jax.jit(transform.init)(params))
-
-
-# ---------------------------------------------------------------------------
-# The loop.
+_DEFAULT_OPTIMIZER = Optimizer()
 
 
 class _StopRequest:
@@ -370,31 +111,6 @@ class TrainResult(NamedTuple):
     validation: Mapping[str, float]  # the last validation's losses per task, and "mean"
 
 
-def validate(
-    scores: Callable[..., Any],
-    params: Params,
-    batches: Mapping[str, Sequence[data.Batch]],
-    rates: Mapping[str, float],
-) -> dict[str, float]:
-    """Teacher-forced validation.
-
-    Returns:
-      Per task `<task>/loss`, nats per target token, and `<task>/accuracy`; and
-      `mean`, the losses' mean weighted by the mixture's rates.
-    """
-    result: dict[str, float] = {}
-    mean = 0.0
-    for task, task_batches in batches.items():
-        sums = np.zeros(3)
-        for batch in task_batches:
-            sums += [float(x) for x in scores(params, batch.inputs, batch.targets)]
-        result[f"{task}/loss"] = float(sums[0] / max(sums[2], 1))
-        result[f"{task}/accuracy"] = float(sums[1] / max(sums[2], 1))
-        mean += result[f"{task}/loss"] * rates[task] / sum(rates.values())
-    result["mean"] = mean
-    return result
-
-
 def train(
     run_dir: str,
     *,
@@ -402,7 +118,7 @@ def train(
     tasks: Sequence[data.Task],
     vocabulary_path: str,
     schedule: Schedule,
-    optimizer: Optimizer = Optimizer(),
+    optimizer: Optimizer = _DEFAULT_OPTIMIZER,
     init_from: str | None = None,
     seed: int = 0,
     tokens_per_batch: int = 6144,
@@ -440,8 +156,8 @@ def train(
       max_source: T at most; longer sources are cut or their pairs dropped (`Task`).
       max_target: K at most; pairs with longer targets are dropped.
       round_size: examples that are sorted into buckets together.
-      label_smoothing: see `cross_entropy`.
-      z_loss: see `cross_entropy`.
+      label_smoothing: see `train_step.cross_entropy`.
+      z_loss: see `train_step.cross_entropy`.
       save_every: steps between checkpoints.
       save_minutes: the most minutes between checkpoints.
       keep: how many checkpoints to keep.
@@ -680,71 +396,3 @@ def export_best(
     checkpoints.save_params(
         os.path.join(run_dir, "best"), config, params, extra={"step": step, **scores}
     )
-
-
-# ---------------------------------------------------------------------------
-# Scores of generated text.
-
-
-class Evaluation(NamedTuple):
-    """Generated text and its scores."""
-
-    scores: dict[str, float]
-    sources: list[str]  # without the task's prefix
-    predictions: list[str]
-    references: list[str]
-
-
-def evaluate(
-    decode: Callable[[np.ndarray], Any],
-    task: data.Task,
-    vocabulary: Vocabulary,
-    *,
-    metric: str,
-    split: str = "validation",
-    max_source: int = 64,
-    batch: int = 16,
-    max_examples: int | None = None,
-) -> Evaluation:
-    """Generates a task's targets and scores them.
-
-    Sources are sorted by length, so that a batch holds little padding, and decoded in
-    batches of one shape; the results come back in the file's order.
-
-    Args:
-      decode: int32[batch, max_source] -> int32[batch, K], generated tokens (greedy, say).
-      task: which task.
-      vocabulary: the model's.
-      metric: a name in `metrics.METRICS`: "bleu", "rouge" or "restored". The last one
-        also reports what copying the source would score.
-      split: "validation" or "test".
-      max_source: T; longer sources are cut, with a warning.
-      batch: sources per call of `decode`; the last call is filled up with padding.
-      max_examples: only so many, the first in the file.
-
-    Returns:
-      An `Evaluation`.
-
-    Raises:
-      FileNotFoundError: the split has no file.
-      ImportError: the metric's package is not installed.
-      ValueError: no such metric, or an empty split.
-    """
-    if metric not in metrics.METRICS:
-        raise ValueError(f"metric is one of {', '.join(metrics.METRICS)}; got {metric!r}.")
-    sources, references = data.read_pairs(task.path(split))
-    sources, references = sources[:max_examples], references[:max_examples]
-    inputs = encode_sources(vocabulary, [task.prefix + s for s in sources], max_source)
-    order = np.argsort(np.count_nonzero(inputs, axis=1), kind="stable")
-    predictions = [""] * len(sources)
-    for start in range(0, len(order), batch):
-        rows = order[start : start + batch]
-        filled = np.full((batch, max_source), PAD_ID, np.int32)
-        filled[: len(rows)] = inputs[rows]
-        for i, tokens in zip(rows, decode(filled), strict=False):
-            predictions[i] = vocabulary.decode(tokens)
-    if metric == "restored":
-        scores = metrics.restored(predictions, references, sources)
-    else:
-        scores = metrics.METRICS[metric](predictions, references)
-    return Evaluation(scores, sources, predictions, references)

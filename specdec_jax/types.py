@@ -2,14 +2,14 @@
 
 p is the target, q the draft, as in Leviathan et al. (2023).
 Shapes: B batch, T source length, L buffer, V vocabulary, k tokens per call,
-gamma guesses a round. A `key` is a typed `jax.random.key`.
+gamma guesses a round.
 """
 
 from typing import Any, NamedTuple, Protocol
 
 from jax import Array
 
-from specdec_jax.sampling import Sampling
+from specdec_jax.sampling import Noise, Sampling
 
 Params = Any  # a pytree of arrays
 Cache = Any  # a pytree of arrays, whatever a model keeps of a prefix
@@ -64,7 +64,7 @@ class Drafter(Protocol):
         state: Any,
         tokens: Array,
         length: Array,
-        keys: Array,
+        noise: Noise,
         *,
         gamma: int,
         vocab_size: int,
@@ -77,7 +77,7 @@ class Drafter(Protocol):
           state: of `init` or of the round before.
           tokens: int32[B, L]; `tokens[b, :length[b]]` is committed, the rest free.
           length: int32[B].
-          keys: one key a row.
+          noise: of each row's next positions, [B, gamma + 1]; the first is `length`.
           gamma: number of guesses.
           vocab_size: V, the target's: guesses and q stay within it.
           sampling: the standardized sampling that the target uses.
@@ -94,8 +94,14 @@ class Verdict(NamedTuple):
 class VerifyRule(Protocol):
     """Decides what stands. Hashable and comparable, like a `Model`."""
 
-    def __call__(self, p: Array, draft: Draft, keys: Array) -> Verdict:
-        """p: float32[B, gamma + 1, V], the target's distributions; one key a row."""
+    def __call__(self, p: Array, draft: Draft, noise: Noise) -> Verdict:
+        """Judges a round.
+
+        Args:
+          p: float32[B, gamma + 1, V], the target's distributions, p_1..p_{gamma+1}.
+          draft: the guesses.
+          noise: of their positions and the one after, [B, gamma + 1].
+        """
 
 
 class StepInfo(NamedTuple):
@@ -115,7 +121,7 @@ class DecodeState(NamedTuple):
     length: Array  # int32[B], committed tokens, the start token among them: the only cursor
     done: Array  # bool[B]
     finite: Array  # bool[B], False once the target's logits held a NaN
-    keys: Array  # key[B]
+    noise: Noise  # [B, L], of every position
     target_cache: Cache
     draft_state: Any
     info: StepInfo  # sums over the rounds so far

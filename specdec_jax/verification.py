@@ -9,7 +9,7 @@ import dataclasses
 import jax.numpy as jnp
 from jax import Array
 
-from specdec_jax.sampling import sample, uniform
+from specdec_jax.sampling import Noise, sample
 from specdec_jax.types import Draft, Verdict
 
 
@@ -37,21 +37,22 @@ class ExactRule:
     a token with p(x) = 0 is rejected even at u = 0.
     """
 
-    def __call__(self, p: Array, draft: Draft, keys: Array) -> Verdict:
+    def __call__(self, p: Array, draft: Draft, noise: Noise) -> Verdict:
         """See `VerifyRule`."""
         x, gamma = draft.tokens, draft.tokens.shape[1]
         # A draft that gives a NaN has made no guess; the row becomes a sample of p.
         sound = draft.valid & ~jnp.isnan(jnp.sum(draft.q, axis=-1))
         q = jnp.where(sound[..., None], draft.q, 0.0)
 
-        u = uniform(keys, gamma + 1)
+        u = noise.test[:, :gamma]
         p_x = jnp.take_along_axis(p[:, :gamma], x[..., None], axis=-1)[..., 0]
         q_x = jnp.take_along_axis(q, x[..., None], axis=-1)[..., 0]
-        accept = sound & (u[:, :gamma] * q_x < p_x)
+        accept = sound & (u * q_x < p_x)
         n = jnp.sum(jnp.cumprod(accept.astype(jnp.int32), axis=1), axis=1)
 
         # With q_{gamma+1} = 0 the bonus token is an ordinary residual sample.
         q = jnp.pad(q, ((0, 0), (0, 1), (0, 0)))
         p_n = jnp.take_along_axis(p, n[:, None, None], axis=1)[:, 0]
         q_n = jnp.take_along_axis(q, n[:, None, None], axis=1)[:, 0]
-        return Verdict(n, sample(residual(p_n, q_n), u[:, gamma]))
+        u_n = jnp.take_along_axis(noise.token, n[:, None], axis=1)[:, 0]
+        return Verdict(n, sample(residual(p_n, q_n), u_n))

@@ -62,7 +62,7 @@ TINY = T5Config(
 )
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def tiny_t5(seed: int, config: T5Config = TINY, feature_major: bool = True) -> tuple[T5Model, Any]:
     """A T5 with random parameters, sharpened so that its greedy output varies."""
     model = T5Model(config, feature_major)

@@ -372,7 +372,7 @@ def test_summaries_are_of_whole_prose_sentences() -> None:
 
 def test_restoration_rows_are_determined_by_their_targets() -> None:
     texts = [sources.Text("help", "help:x", "de", "Die Birne, z.B. diese, ist reif. und so weiter")]
-    assert [] == list(build.restoration_rows(texts))
+    assert list(build.restoration_rows(texts)) == []
     texts = [sources.Text("help", "help:x", "de", "Die Birne, z.B. diese, ist reif. Siehe /x/y.")]
     (only,) = build.restoration_rows(texts)
     assert only.targets == "Die Birne, z.B. diese, ist reif."

@@ -22,7 +22,7 @@ from specdec_jax import (
     autoregressive_decode,
     speculative_decode,
 )
-from specdec_jax.sampling import distribution
+from specdec_jax.sampling import distribution, draw_noise
 
 from .conftest import TINY, TableModel, sources, table_params, tiny_t5
 
@@ -199,9 +199,7 @@ def test_a_round_never_exceeds_the_budget() -> None:  # cases 5 and 6
     for gamma in (1, 4):
         for limit in range(1, gamma + 3):
             for draft in (TARGET_PARAMS, DRAFT_PARAMS):
-                result = speculative(
-                    draft=draft, gamma=gamma, max_new_tokens=limit, eos_id=NO_EOS
-                )
+                result = speculative(draft=draft, gamma=gamma, max_new_tokens=limit, eos_id=NO_EOS)
                 np.testing.assert_array_equal(result.tokens, free.tokens[:, :limit])
                 assert (result.lengths == limit).all()
                 assert result.accepted.sum() <= 4 * limit
@@ -267,28 +265,22 @@ def test_seeds_are_used_and_repeat_exactly() -> None:  # case 20
     assert run(3) == run(3)
 
 
-def test_all_uniforms_of_a_decode_are_distinct(monkeypatch: pytest.MonkeyPatch) -> None:  # case 20
-    from specdec_jax import decoding, sampling, verification
-    from specdec_jax.drafters import model
+def test_all_uniforms_of_a_decode_are_distinct() -> None:  # case 20
+    noise = draw_noise(jax.random.split(jax.random.key(0), 4), 40)
+    used = np.concatenate([np.ravel(u) for u in noise[:3]])
+    assert len(set(used.tolist())) == 3 * 4 * 40
+    assert used.min() >= 0 and used.max() < 1 and abs(used.mean() - 0.5) < 0.05
+    # A position's noise is its own, wherever a round begins.
+    later = noise.at(jnp.array([0, 3, 5, 36]), 4)
+    np.testing.assert_array_equal(later.token[1], noise.token[1, 3:7])
+    np.testing.assert_array_equal(later.guess[3], noise.guess[3, 36:])
 
-    seen: list[np.ndarray] = []
 
-    def record(keys: Array, num: int) -> Array:
-        u = sampling.uniform(keys, num)
-        jax.debug.callback(lambda u: seen.append(np.asarray(u)), u)
-        return u
-
-    for module in (verification, model, decoding):
-        monkeypatch.setattr(module, "uniform", record)
-    jax.clear_caches()
-    result = speculative(key=jax.random.key(0), gamma=3, max_new_tokens=9, sampling=Sampling())
-    jax.effects_barrier()
-    jax.clear_caches()
-    rounds = int(result.target_calls)
-    alive = np.concatenate([u[0] for u in seen])  # a row: 3 guesses, 3 tests, 1 token a round
-    assert len(seen) == 2 * rounds and len(alive) == 7 * rounds
-    used = np.concatenate([u[np.asarray(result.rounds) == rounds].ravel() for u in seen])
-    assert len(set(used.tolist())) == len(used)
+def test_a_position_without_a_guess_takes_plain_samplings_token() -> None:
+    nothing = jnp.full_like(TARGET_PARAMS, jnp.nan)
+    settings = {"max_new_tokens": 30, "eos_id": NO_EOS, "sampling": Sampling(1.3, top_k=9)}
+    result = speculative(key=jax.random.key(2), draft=nothing, gamma=2, **settings)
+    np.testing.assert_array_equal(result.tokens, plain(key=jax.random.key(2), **settings).tokens)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -329,7 +321,9 @@ def test_bfloat16_differs_from_plain_only_at_near_ties() -> None:  # case 3
         for row in np.flatnonzero((result.tokens != expected.tokens).any(-1)):
             at = int(jnp.argmax(result.tokens[row] != expected.tokens[row]))
             prefix = jnp.pad(expected.tokens[row, :at], (1, 0))[None]
-            logits = jax.jit(model.module.apply)({"params": params}, inputs[row : row + 1], prefix)[0, -1]
+            logits = jax.jit(model.module.apply)({"params": params}, inputs[row : row + 1], prefix)[
+                0, -1
+            ]
             best, second = jax.lax.top_k(logits, 2)[0]
             ulp = 2.0 ** (np.floor(np.log2(abs(float(best)))) - 7)
             assert best - second <= 4 * ulp
@@ -376,8 +370,8 @@ class Unsure:
     def init(self, params: Any, inputs: Array, length: int) -> Any:
         return self.inner.init(params, inputs, length)
 
-    def propose(self, params: Any, state: Any, tokens: Array, length: Array, keys: Array, **k: Any):
-        draft, state = self.inner.propose(params, state, tokens, length, keys, **k)
+    def propose(self, params: Any, state: Any, tokens: Array, length: Array, noise: Any, **k: Any):
+        draft, state = self.inner.propose(params, state, tokens, length, noise, **k)
         sure = (length[:, None] + jnp.arange(draft.tokens.shape[1])) % 2 == 1
         return Draft(draft.tokens, jnp.where(sure[..., None], draft.q, 0.0), sure), state
 
@@ -415,6 +409,8 @@ def test_a_guess_that_was_not_made_is_never_accepted() -> None:
         ({"inputs": jnp.array([1, 2])}, "inputs must be"),
         ({"inputs": jnp.ones((2, 3))}, "inputs must be"),
         ({"inputs": jnp.zeros((0, 3), jnp.int32)}, "inputs must be"),
+        ({"inputs": jnp.array([[V]])}, "the id 16, outside"),
+        ({"inputs": jnp.array([[3, -1]])}, "the id -1, outside"),
     ],
 )
 def test_wrong_arguments_are_refused_before_compilation(

@@ -24,7 +24,7 @@ from specdec_jax import (
     autoregressive_decode,
     speculative_decode,
 )
-from specdec_jax.sampling import sample, uniform
+from specdec_jax.sampling import Noise, sample
 
 from .conftest import TableModel, table_params
 
@@ -161,20 +161,18 @@ class WrongRule:
 
     fault: str
 
-    def __call__(self, p: Array, draft: Draft, keys: Array) -> Verdict:
+    def __call__(self, p: Array, draft: Draft, noise: Noise) -> Verdict:
         if self.fault == "swaps p and q":
-            return ExactRule()(
-                p.at[:, :-1].set(draft.q), draft._replace(q=p[:, :-1]), keys
-            )
+            return ExactRule()(p.at[:, :-1].set(draft.q), draft._replace(q=p[:, :-1]), noise)
         if self.fault == "has a constant u":
-            return ExactRule()(p, draft, jnp.broadcast_to(keys[:1], keys.shape))
-        n, token = ExactRule()(p, draft, keys)
+            first = noise.test[:1]
+            return ExactRule()(p, draft, noise._replace(test=jnp.broadcast_to(first, p.shape[:2])))
+        n, _token = ExactRule()(p, draft, noise)
         if self.fault == "corrects from p":
             p_n = jnp.take_along_axis(p, n[:, None, None], axis=1)[:, 0]
-            fresh = jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys)
-            return Verdict(n, sample(p_n, uniform(fresh, 1)[:, 0]))
+            return Verdict(n, sample(p_n, noise.guess[:, -1]))
         if self.fault == "accepts everything":
-            last = sample(p[:, -1], uniform(keys, 1)[:, 0])
+            last = sample(p[:, -1], noise.token[:, -1])
             return Verdict(jnp.full_like(n, draft.tokens.shape[1]), last)
         raise AssertionError(self.fault)
 

@@ -21,9 +21,7 @@ def test_temperature_one_is_the_softmax() -> None:
 @pytest.mark.parametrize("temperature", [0.5, 2.0])
 def test_temperature_divides_the_logits(temperature: float) -> None:
     expected = jax.nn.softmax(LOGITS / temperature)
-    np.testing.assert_allclose(
-        distribution(LOGITS, Sampling(temperature)), expected, rtol=1e-6
-    )
+    np.testing.assert_allclose(distribution(LOGITS, Sampling(temperature)), expected, rtol=1e-6)
 
 
 def test_temperature_zero_is_the_first_argmax() -> None:
@@ -81,7 +79,11 @@ def test_what_is_kept_is_the_smallest_likeliest_set(
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("bad", [jnp.nan, jnp.inf])
 def test_a_nan_is_never_hidden(temperature: float, bad: float) -> None:
-    for sampling in (Sampling(temperature), Sampling(temperature, 2), Sampling(temperature, 3, 0.5)):
+    for sampling in (
+        Sampling(temperature),
+        Sampling(temperature, 2),
+        Sampling(temperature, 3, 0.5),
+    ):
         p = distribution(jnp.stack([LOGITS.at[2].set(bad), LOGITS]), sampling)
         assert jnp.isnan(p[0]).all() if bad != jnp.inf else jnp.isnan(p[0]).any()
         assert jnp.isfinite(p[1]).all()

@@ -57,7 +57,9 @@ def test_parameter_tree_is_t5xs(golden: Any, feature_major: bool) -> None:
 
 @ORIENTATIONS
 @pytest.mark.parametrize("step", [1, 3, 8])
-def test_extending_by_k_is_the_uncached_forward(golden: Any, feature_major: bool, step: int) -> None:
+def test_extending_by_k_is_the_uncached_forward(
+    golden: Any, feature_major: bool, step: int
+) -> None:
     config, params, arrays = golden
     model = T5Model(config, feature_major)
     params = model.prepare(params)
@@ -68,7 +70,7 @@ def test_extending_by_k_is_the_uncached_forward(golden: Any, feature_major: bool
     cache = jax.jit(model.prefill, static_argnums=2)(params, inputs, 60)
     extend = jax.jit(model.extend)
     start = np.array([0, 2, 4, 6])
-    for at in range(0, 8):  # catch up token by token, at unequal positions
+    for at in range(8):  # catch up token by token, at unequal positions
         positions = jnp.asarray(np.minimum(at, start))[:, None]
         _, cache = extend(params, cache, jnp.take_along_axis(tokens, positions, 1), positions)
     for at in range(0, 24, step):

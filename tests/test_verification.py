@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec_jax import Draft, ExactRule
-from specdec_jax import verification
+from specdec_jax.sampling import Noise, draw_noise
 from specdec_jax.verification import residual
 
 
@@ -21,7 +21,9 @@ def _pairs() -> list[tuple[str, np.ndarray, np.ndarray]]:
     rng = np.random.default_rng(0)
     p, q = (_normalized(rng.random((1, 9)) ** 3) for _ in "pq")
     hot = np.eye(9, dtype=np.float32)
-    left, right = (_normalized(np.array([[1.0] * 4 + [0] * 5, [0.0] * 4 + [1] * 5])[[i]]) for i in (0, 1))
+    left, right = (
+        _normalized(np.array([[1.0] * 4 + [0] * 5, [0.0] * 4 + [1] * 5])[[i]]) for i in (0, 1)
+    )
     flat = _normalized(np.ones((1, 9)))
     return [
         ("random", p, q),
@@ -52,7 +54,9 @@ def test_accepting_and_correcting_add_up_to_p(name: str, p: np.ndarray, q: np.nd
 @given(st.integers(0, 2**32 - 1), st.integers(2, 30))
 def test_accepting_and_correcting_add_up_to_p_at_random(seed: int, size: int) -> None:
     rng = np.random.default_rng(seed)
-    p, q = (_normalized((rng.random((1, size)) ** 5 * (rng.random(size) < 0.7)) + 1e-30) for _ in "pq")
+    p, q = (
+        _normalized((rng.random((1, size)) ** 5 * (rng.random(size) < 0.7)) + 1e-30) for _ in "pq"
+    )
     test_accepting_and_correcting_add_up_to_p("random", p, q)
 
 
@@ -60,12 +64,14 @@ def _verify(
     p: np.ndarray, q: np.ndarray, x: list[int], draws: int, seed: int = 0, valid: bool = True
 ) -> tuple[np.ndarray, np.ndarray]:
     """n and the next token of many draws over the same round."""
+
     def tile(a: np.ndarray) -> jax.Array:
         return jnp.broadcast_to(jnp.asarray(a), (draws, *a.shape))
 
     guesses = np.array(x, np.int32)
     draft = Draft(tile(guesses), tile(q), tile(np.full(guesses.shape, valid)))
-    verdict = jax.jit(ExactRule())(tile(p), draft, jax.random.split(jax.random.key(seed), draws))
+    noise = draw_noise(jax.random.split(jax.random.key(seed), draws), len(p))
+    verdict = jax.jit(ExactRule())(tile(p), draft, noise)
     return np.asarray(verdict.num_accepted), np.asarray(verdict.next_token)
 
 
@@ -102,15 +108,14 @@ def test_disjoint_supports_accept_nothing_and_give_p() -> None:  # case 12
     np.testing.assert_allclose(np.bincount(token, minlength=4) / 20_000, p[0], atol=0.015)
 
 
-def test_an_impossible_guess_is_rejected_even_at_u_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_impossible_guess_is_rejected_even_at_u_zero() -> None:
     # Case 11: with `u <= p/q`, u = 0 would let a token of p = 0 through.
-    monkeypatch.setattr(
-        verification, "uniform", lambda keys, num: jnp.zeros((keys.shape[0], num))
-    )
+    zeros = jnp.zeros((1, 2))
+    noise = Noise(zeros, zeros, zeros, jax.random.split(jax.random.key(0), (1, 2)))
     p = np.array([[0.0, 1, 0], [0, 0, 1]], np.float32)
     q = np.array([[0.5, 0.5, 0]], np.float32)
     draft = Draft(jnp.array([[0]]), jnp.asarray(q)[None], jnp.array([[True]]))
-    n, token = ExactRule()(jnp.asarray(p)[None], draft, jax.random.split(jax.random.key(0), 1))
+    n, token = ExactRule()(jnp.asarray(p)[None], draft, noise)
     assert n == 0 and token == 1
 
 

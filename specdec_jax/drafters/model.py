@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specdec_jax.sampling import Sampling, distribution, sample, uniform
+from specdec_jax.sampling import Noise, Sampling, distribution, sample
 from specdec_jax.types import Draft, Model, Params
 
 
@@ -52,14 +52,14 @@ class ModelDrafter:
         state: Any,
         tokens: Array,
         length: Array,
-        keys: Array,
+        noise: Noise,
         *,
         gamma: int,
         vocab_size: int,
         sampling: Sampling,
     ) -> tuple[Draft, Any]:
         """See `Drafter.propose`. Costs gamma calls of the draft."""
-        u = uniform(keys, gamma)
+        u = noise.guess[:, :gamma]
 
         def guess(logits: Array, u: Array) -> tuple[Array, Array]:
             q = distribution(fit_vocabulary(logits, vocab_size), self.sampling or sampling)

@@ -1,0 +1,113 @@
+"""Refuses wrong arguments of a decode, before anything is compiled, in one sentence."""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from specdec_jax.sampling import Sampling
+from specdec_jax.types import DecodeResult, Drafter, Model
+
+# Checkpoints of one vocabulary are padded to different multiples (32100, 32128);
+# a larger difference means different vocabularies.
+MAX_VOCABULARY_PADDING = 127
+
+
+def check_speculative(
+    target: Model,
+    drafter: Drafter,
+    inputs: Array,
+    key: Array | None,
+    gamma: int,
+    max_new_tokens: int,
+    sampling: Sampling,
+    eos_id: int,
+) -> Array:
+    """Refuses wrong arguments of a speculative decode; as `check_plain` otherwise."""
+    if gamma != int(gamma) or gamma < 1:
+        raise ValueError(
+            f"gamma must be a whole number, 1 or above, not {gamma}; "
+            "for no guesses use autoregressive_decode."
+        )
+    _check_vocabularies(target.vocab_size, drafter.vocab_size)
+    return check_plain(target, inputs, key, max_new_tokens, sampling, eos_id)
+
+
+def _check_vocabularies(target: int, draft: int) -> None:
+    if abs(target - draft) > MAX_VOCABULARY_PADDING:
+        raise ValueError(
+            f"The draft's vocabulary has {draft} ids and the target's {target}: they can't be "
+            "the same vocabulary, padded; use a draft that was trained on the target's."
+        )
+
+
+def check_plain(
+    target: Model,
+    inputs: Array,
+    key: Array | None,
+    max_new_tokens: int,
+    sampling: Sampling,
+    eos_id: int,
+) -> Array:
+    """Refuses wrong arguments of any decode; returns a key for each row.
+
+    Args:
+      target: p.
+      inputs: what should be int32[B, T].
+      key: one key, or key[B], or None where nothing is sampled.
+      max_new_tokens: at least 1.
+      sampling: how tokens are chosen.
+      eos_id: an id, or -1.
+
+    Returns:
+      key[B].
+
+    Raises:
+      ValueError: one sentence that says what is wrong.
+    """
+    if inputs.ndim != 2 or not jnp.issubdtype(inputs.dtype, jnp.integer) or 0 in inputs.shape:
+        raise ValueError(
+            f"inputs must be token ids of shape [batch, source length], not {inputs.dtype}"
+            f"{list(inputs.shape)}."
+        )
+    if not isinstance(inputs, jax.core.Tracer):
+        largest, smallest = int(inputs.max()), int(inputs.min())
+        if smallest < 0 or largest >= target.vocab_size:
+            raise ValueError(
+                f"inputs hold the id {smallest if smallest < 0 else largest}, outside the "
+                f"target's vocabulary of {target.vocab_size}."
+            )
+    if max_new_tokens != int(max_new_tokens) or max_new_tokens < 1:
+        raise ValueError(
+            f"max_new_tokens must be a whole number, 1 or above, not {max_new_tokens}."
+        )
+    if not -1 <= eos_id < target.vocab_size:
+        raise ValueError(
+            f"eos_id must be an id of the target's vocabulary, below {target.vocab_size}, "
+            f"or -1 for none, not {eos_id}."
+        )
+    if key is None:
+        if sampling.temperature > 0:
+            raise ValueError("Sampling needs a key: pass key=jax.random.key(seed).")
+        key = jax.random.key(0)
+    if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        raise ValueError("key must be a typed key, as jax.random.key(seed) makes it.")
+    if key.ndim == 0:
+        rows = jnp.arange(inputs.shape[0])
+        return jax.vmap(lambda row: jax.random.fold_in(key, row))(rows)
+    if key.shape != inputs.shape[:1]:
+        raise ValueError(
+            f"key must be one key or one for each of the {inputs.shape[0]} rows, "
+            f"not of shape {list(key.shape)}."
+        )
+    return key
+
+
+def checked(result: DecodeResult) -> DecodeResult:
+    """Raises where the target gave a NaN; inside a jit the caller reads `finite`."""
+    if isinstance(result.finite, jax.core.Tracer) or result.finite.all():
+        return result
+    rows = [int(row) for row in jnp.flatnonzero(~result.finite)]
+    raise FloatingPointError(
+        f"The target's logits held a NaN in row {', '.join(map(str, rows))}: check its "
+        "parameters, or run it in float32."
+    )
