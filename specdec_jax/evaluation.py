@@ -100,7 +100,7 @@ def evaluate(
 def table(reports: Sequence[Evaluation]) -> str:
     """The reports as a Markdown table, as model cards show them."""
     lines = [
-        "| task | examples | score | copying the source | temperature | α | tokens per target call |",
+        "| task | examples | score | copying the source | temperature | α | tokens per call |",
         "|---|---|---|---|---|---|---|",
     ]
     for report in reports:

@@ -65,8 +65,8 @@ def _add_generate(commands: Any) -> None:
         "generate",
         help="decode sentences, a file, or standard input",
         description="Decodes text, a source a line. Predictions go to standard output, a line "
-        "each, or to a JSONL file. A line without text gets an empty prediction; bytes that are not "
-        "UTF-8 are replaced, with a warning.",
+        "each, or to a JSONL file. A line without text gets an empty prediction; bytes that are "
+        "not UTF-8 are replaced, with a warning.",
         allow_abbrev=False,
     )
     add = parser.add_argument

@@ -129,7 +129,7 @@ def test_errors_name_what_is_wrong(tmp_path, params):
 
     deeper = dataclasses.asdict(dataclasses.replace(CONFIG, num_decoder_layers=3, mlp_dim=16))
     config_file.write_text(json.dumps(deeper))
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match="lack decoder/layers_2/") as error:
         checkpoints.load_params(path)
     assert "lack decoder/layers_2/" in str(error.value)
     assert "mlp/wi_0/kernel is (8, 12), expected (8, 16)" in str(error.value)

@@ -17,9 +17,15 @@ from specdec_jax.optimization import Optimizer, Schedule
 from specdec_jax.t5 import T5Config
 
 CONFIG = {
-    "vocab_size": 48, "emb_dim": 16, "num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1,
-    "head_dim": 8, "mlp_dim": 32, "dropout_rate": 0.1,
-}  # fmt: skip
+    "vocab_size": 48,
+    "emb_dim": 16,
+    "num_heads": 2,
+    "num_encoder_layers": 1,
+    "num_decoder_layers": 1,
+    "head_dim": 8,
+    "mlp_dim": 32,
+    "dropout_rate": 0.1,
+}
 
 
 def run(run_dir, corpora, spiece, **changes):  # noqa: F811

@@ -36,6 +36,17 @@ def test_decode_stops_at_eos_drops_padding_and_replaces_unknown_ids(vocabulary):
     assert vocabulary.decode(np.array(ids, np.int32)) == "tiny files"
 
 
+def test_ids_and_text_are_seqios(vocabulary):
+    seqio = pytest.importorskip("seqio", reason="pip install 'specdec_jax[seqio]' to compare")
+    reference = seqio.SentencePieceVocabulary(vocabulary.path, extra_ids=0)
+    assert vocabulary.size == reference.vocab_size
+    assert (PAD_ID, EOS_ID, UNK_ID) == (reference.pad_id, reference.eos_id, reference.unk_id)
+    for text in ("The tiny package holds files.", "", "  two  blanks ", "Ünknown ☃ signs\t!"):
+        ids = vocabulary.encode(text)
+        assert ids == reference.encode(text)
+        assert vocabulary.decode(ids) == reference.decode(ids)
+
+
 def test_pieces_show_every_token(vocabulary):
     shown = vocabulary.pieces([PAD_ID, *vocabulary.encode("tiny"), EOS_ID, 99])
     assert shown[0] == "<pad>" and shown[-2] == "</s>" and shown[-1] == "<unk>"

@@ -73,7 +73,7 @@ class ModelDrafter:
         last = jnp.minimum(length - 1, 1)[:, None, None]
         x, q = guess(jnp.take_along_axis(logits, last, axis=1)[:, 0], u[:, 0])
 
-        def step(carry: tuple[Array, Any], u: Array) -> tuple[tuple[Array, Any], Any]:
+        def step(carry: tuple[Array, Any, Array], u: Array) -> tuple[Any, tuple[Array, Array]]:
             x, cache, position = carry
             logits, cache = self.model.extend(params, cache, x[:, None], position[:, None])
             x, q = guess(logits[:, 0], u)
