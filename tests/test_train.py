@@ -10,11 +10,11 @@ from pathlib import Path
 
 import jax
 import pytest
-from fixtures_text import corpora, spiece  # noqa: F401
 
 from specdec_jax import checkpoints, data, train
 from specdec_jax.optimization import Optimizer, Schedule
 from specdec_jax.t5 import T5Config
+from tests.fixtures_text import corpora, spiece  # noqa: F401
 
 CONFIG = {
     "vocab_size": 48,
@@ -67,7 +67,7 @@ def compile_once(tmp_path_factory):
 
 CHILD = """
 import sys
-import test_train
+from tests import test_train
 from specdec_jax.optimization import Schedule
 test_train.run(sys.argv[1], sys.argv[2], sys.argv[3],
                schedule=Schedule(total_steps=int(sys.argv[4]), warmup_steps=3),
