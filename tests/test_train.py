@@ -196,6 +196,13 @@ def test_another_model_or_optimizer_is_refused(tmp_path, corpora, spiece):  # no
         run(tmp_path, corpora, spiece, optimizer=Optimizer("adafactor"))
 
 
+def test_other_batches_are_refused(tmp_path, corpora, spiece):  # noqa: F811
+    run(tmp_path, corpora, spiece, schedule=Schedule(2), save_every=2)
+    with pytest.raises(ValueError, match="a run on other batches"):
+        run(tmp_path, corpora, spiece, schedule=Schedule(4), seed=1)
+    assert run(tmp_path, corpora, spiece, schedule=Schedule(4), save_every=2).step == 4
+
+
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, corpora, spiece):  # noqa: F811
     wild = Optimizer("adamw", learning_rate=1e30, clip=0.0)
     with pytest.raises(FloatingPointError, match=r"step \d+ is .*lower the learning rate"):
