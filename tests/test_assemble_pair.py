@@ -1,5 +1,6 @@
 """scripts/assemble_pair.py: two runs' weights become a pair that loads by its directory."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,8 @@ from specdec_jax import pretrained
 from specdec_jax.checkpoints import load_params
 from tests.tiny_pair import tiny_pair
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "assemble_pair.py"
+ROOT = Path(__file__).parents[1]
+SCRIPT = ROOT / "scripts" / "assemble_pair.py"
 
 
 def assemble(output, **parts):
@@ -24,7 +26,8 @@ def assemble(output, **parts):
         "output": output,
     } | parts
     command = [sys.executable, SCRIPT, *(f"--{name}={value}" for name, value in flags.items())]
-    return subprocess.run(command, capture_output=True, text=True, cwd=SCRIPT.parents[1])
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, capture_output=True, text=True, env=environment)
 
 
 def test_the_parts_become_a_pair_in_bfloat16(tmp_path):
