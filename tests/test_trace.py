@@ -10,7 +10,6 @@ from specdec_jax.trace import Round, trace_decode
 from specdec_jax.vocabulary import encode_sources
 from tests.tiny_pair import tiny_pair
 
-
 LINES = ("tools", "a dog", "The fox", "open", "lazy", "b", "Datei", "und", "jumps", "package")
 
 
