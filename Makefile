@@ -1,5 +1,6 @@
 # make demo   sets everything up in .venv and shows the main job on real sentences
 # make test   sets everything up in .venv and runs lint, types and tests
+# make slow   the tests that take longer; `make test` leaves them out
 #
 # Needs Python >= 3.11 and nothing else. A stamp in .venv keeps a second run from
 # installing again. Another Python: make demo PYTHON=python3.12
@@ -11,13 +12,16 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 JOBS ?= 2
 
-.PHONY: demo test lint types format wheel clean
+.PHONY: demo test slow lint types format wheel clean
 
 demo: $(VENV)/installed-core
 	$(BIN)/specdec demo
 
 test: lint types
-	$(BIN)/python -m pytest --numprocesses $(JOBS) --cov --cov-report term
+	$(BIN)/python -m pytest --numprocesses $(JOBS) -m "not slow" --cov --cov-report term
+
+slow: $(VENV)/installed-test
+	$(BIN)/python -m pytest --numprocesses $(JOBS) -m slow
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check .

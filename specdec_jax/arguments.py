@@ -1,5 +1,8 @@
 """Refuses wrong arguments of a decode, before anything is compiled, in one sentence."""
 
+import operator
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -11,6 +14,20 @@ from specdec_jax.types import DecodeResult, Drafter, Model
 # a larger difference means different vocabularies.
 MAX_VOCABULARY_PADDING = 127
 
+# Far beyond what T5 was trained for; a typing error should not ask for terabytes.
+MAX_LENGTH = 2**20
+
+
+def _whole(name: str, value: Any, hint: str = "") -> None:
+    try:
+        fits = 1 <= operator.index(value) <= MAX_LENGTH
+    except TypeError:
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"{name} must be a whole number from 1 to {MAX_LENGTH}, not {value}{hint}."
+        )
+
 
 def check_speculative(
     target: Model,
@@ -21,13 +38,9 @@ def check_speculative(
     max_new_tokens: int,
     sampling: Sampling,
     eos_id: int,
-) -> Array:
+) -> tuple[Array, Array]:
     """Refuses wrong arguments of a speculative decode; as `check_plain` otherwise."""
-    if gamma != int(gamma) or gamma < 1:
-        raise ValueError(
-            f"gamma must be a whole number, 1 or above, not {gamma}; "
-            "for no guesses use autoregressive_decode."
-        )
+    _whole("gamma", gamma, "; for no guesses use autoregressive_decode")
     _check_vocabularies(target.vocab_size, drafter.vocab_size)
     return check_plain(target, inputs, key, max_new_tokens, sampling, eos_id)
 
@@ -47,8 +60,8 @@ def check_plain(
     max_new_tokens: int,
     sampling: Sampling,
     eos_id: int,
-) -> Array:
-    """Refuses wrong arguments of any decode; returns a key for each row.
+) -> tuple[Array, Array]:
+    """Refuses wrong arguments of any decode.
 
     Args:
       target: p.
@@ -59,11 +72,12 @@ def check_plain(
       eos_id: an id, or -1.
 
     Returns:
-      key[B].
+      The sources, int32[B, T], and key[B], a key for each row.
 
     Raises:
       ValueError: one sentence that says what is wrong.
     """
+    inputs = jnp.asarray(inputs)
     if inputs.ndim != 2 or not jnp.issubdtype(inputs.dtype, jnp.integer) or 0 in inputs.shape:
         raise ValueError(
             f"inputs must be token ids of shape [batch, source length], not {inputs.dtype}"
@@ -76,11 +90,8 @@ def check_plain(
                 f"inputs hold the id {smallest if smallest < 0 else largest}, outside the "
                 f"target's vocabulary of {target.vocab_size}."
             )
-    if max_new_tokens != int(max_new_tokens) or max_new_tokens < 1:
-        raise ValueError(
-            f"max_new_tokens must be a whole number, 1 or above, not {max_new_tokens}."
-        )
-    if not -1 <= eos_id < target.vocab_size:
+    _whole("max_new_tokens", max_new_tokens)
+    if not isinstance(eos_id, int) or not -1 <= eos_id < target.vocab_size:
         raise ValueError(
             f"eos_id must be an id of the target's vocabulary, below {target.vocab_size}, "
             f"or -1 for none, not {eos_id}."
@@ -93,13 +104,13 @@ def check_plain(
         raise ValueError("key must be a typed key, as jax.random.key(seed) makes it.")
     if key.ndim == 0:
         rows = jnp.arange(inputs.shape[0])
-        return jax.vmap(lambda row: jax.random.fold_in(key, row))(rows)
+        return inputs, jax.vmap(lambda row: jax.random.fold_in(key, row))(rows)
     if key.shape != inputs.shape[:1]:
         raise ValueError(
             f"key must be one key or one for each of the {inputs.shape[0]} rows, "
             f"not of shape {list(key.shape)}."
         )
-    return key
+    return inputs, key
 
 
 def checked(result: DecodeResult) -> DecodeResult:

@@ -304,6 +304,10 @@ class Mixture:
       tokens_per_batch: about B x (T + K).
       num_buckets: how many shapes.
       round_size: examples per round.
+
+    Attributes:
+      buckets: the shapes.
+      fingerprint: tells streams apart; equal ones give the same batches.
     """
 
     def __init__(
@@ -336,6 +340,10 @@ class Mixture:
             s, t = (-(-max(a, b) // 8) * 8 for a, b in zip(largest, shape, strict=True))
             rows = max(4, tokens_per_batch // int(s + t) // 4 * 4)
             self.buckets += (Bucket(rows, int(s), int(t)),)
+        self.fingerprint = _hash(
+            repr([seed, self._counts.tolist(), self.buckets]).encode(),
+            *(a.tobytes() for p in pairs for side in p for a in (side.tokens, side.offsets)),
+        )
         self._plans: dict[int, list[tuple[Bucket, np.ndarray]]] = {}
         self._starts = [0]  # the first step of each round planned so far
 

@@ -333,7 +333,9 @@ def speculative_decode(
 ) -> DecodeResult:
     """Decodes with a draft; the output is distributed as the target's alone.
 
-    At temperature 0 it is `autoregressive_decode`'s, token for token. A row's
+    At temperature 0 it is `autoregressive_decode`'s, token for token (but where two
+    logits are equal up to the rounding of a matrix product: one of several tokens is
+    rounded differently from one of a single token, in bfloat16 by some ulps). A row's
     tokens depend on its source and its key, not on the rows beside it. The whole
     decode is one compiled program, compiled once per shape and setting.
 
@@ -360,7 +362,9 @@ def speculative_decode(
         before anything is compiled.
       FloatingPointError: when the target's logits held a NaN.
     """
-    keys = check_speculative(target, drafter, inputs, key, gamma, max_new_tokens, sampling, eos_id)
+    inputs, keys = check_speculative(
+        target, drafter, inputs, key, gamma, max_new_tokens, sampling, eos_id
+    )
     return checked(
         _speculative_decode(
             target,
@@ -393,7 +397,7 @@ def autoregressive_decode(
     Arguments, result and errors are those of `speculative_decode`; the counters
     of guesses have gamma = 0.
     """
-    keys = check_plain(target, inputs, key, max_new_tokens, sampling, eos_id)
+    inputs, keys = check_plain(target, inputs, key, max_new_tokens, sampling, eos_id)
     return checked(
         _autoregressive_decode(
             target,

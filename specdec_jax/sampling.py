@@ -28,12 +28,12 @@ class Sampling:
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.temperature < float("inf"):
+        if not 0.0 <= self.temperature <= float(jnp.finfo(jnp.float32).max):
             raise ValueError(
                 f"temperature must be a finite number, 0 or above, not {self.temperature}; "
                 "0 takes the likeliest token."
             )
-        if self.top_k < 0 or self.top_k != int(self.top_k):
+        if not isinstance(self.top_k, int) or self.top_k < 0:
             raise ValueError(
                 f"top_k must be a whole number, 0 or above, not {self.top_k}; 0 keeps all tokens."
             )
@@ -59,8 +59,10 @@ def distribution(logits: Array, sampling: Sampling) -> Array:
         # A NaN wins every maximum, +inf minus itself is one, and so is -inf's.
         best = jnp.max(logits, axis=-1, keepdims=True)
         return jax.nn.one_hot(first(logits == best), logits.shape[-1]) + (best - best)
-    # Shifted first, so that no temperature, however low, overflows.
-    logits = (logits - jnp.max(logits, axis=-1, keepdims=True)) / sampling.temperature
+    # Shifted first, so that no temperature, however low, overflows; and none is a
+    # subnormal number, which XLA takes for 0.
+    temperature = max(sampling.temperature, float(jnp.finfo(jnp.float32).tiny))
+    logits = (logits - jnp.max(logits, axis=-1, keepdims=True)) / temperature
     if 0 < sampling.top_k < logits.shape[-1]:
         logits = _keep_top_k(logits, sampling.top_k)
     if sampling.top_p < 1.0:
@@ -79,7 +81,7 @@ def _keep_top_p(logits: Array, mass: float) -> Array:
     values, ids = jax.lax.top_k(logits, logits.shape[-1])
     ranked = jax.nn.softmax(values, axis=-1)
     before = jnp.cumsum(ranked, axis=-1) - ranked
-    last = jnp.sum(before < mass, axis=-1, keepdims=True) - 1
+    last = jnp.maximum(jnp.sum(before < mass, axis=-1, keepdims=True) - 1, 0)
     least, last_id = (jnp.take_along_axis(x, last, axis=-1) for x in (values, ids))
     return _keep_down_to(logits, least, last_id)
 

@@ -24,6 +24,12 @@ from specdec_jax.layers import (
     write_at,
 )
 
+_SIZES = (
+    *("vocab_size", "emb_dim", "num_heads", "head_dim", "mlp_dim"),
+    *("num_encoder_layers", "num_decoder_layers"),
+)
+ACTIVATIONS = {"gelu", "linear", "relu", "silu"}
+
 PAD_ID = 0  # also the decoder's start token, as T5 has it
 
 
@@ -51,6 +57,20 @@ class T5Config:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mlp_activations", tuple(self.mlp_activations))
+        for name in _SIZES:
+            size = getattr(self, name)
+            if not isinstance(size, int) or size < 1:
+                raise ValueError(f"{name} must be a whole number, 1 or above, not {size!r}.")
+        unknown = set(self.mlp_activations) - ACTIVATIONS
+        if unknown or not self.mlp_activations:
+            raise ValueError(
+                f"mlp_activations may hold {', '.join(sorted(ACTIVATIONS))}, not "
+                f"{self.mlp_activations!r}."
+            )
+        if self.dtype not in ("float32", "bfloat16"):
+            raise ValueError(f'dtype must be "float32" or "bfloat16", not {self.dtype!r}.')
+        if not 0 <= self.dropout_rate < 1:
+            raise ValueError(f"dropout_rate must be in [0, 1), not {self.dropout_rate!r}.")
 
 
 class DecoderCache(NamedTuple):

@@ -99,7 +99,9 @@ def trace_decode(
     Returns:
       The rounds, and the result.
     """
-    keys = check_speculative(target, drafter, inputs, key, gamma, max_new_tokens, sampling, eos_id)
+    inputs, keys = check_speculative(
+        target, drafter, inputs, key, gamma, max_new_tokens, sampling, eos_id
+    )
     if inputs.shape[0] != 1:
         raise ValueError(f"A trace is of one source, not of {inputs.shape[0]}.")
     models = (target, target_params, _Remembering(drafter, gamma), draft_params)

@@ -37,7 +37,7 @@ from specdec_jax import checkpoints, data
 from specdec_jax.layers import Params
 from specdec_jax.optimization import Optimizer, Schedule, make_optimizer
 from specdec_jax.t5 import T5Config
-from specdec_jax.train_step import TrainState, init_state, make_step, validate
+from specdec_jax.train_step import StepFunctions, TrainState, init_state, make_step, validate
 from specdec_jax.vocabulary import Vocabulary
 
 _DEFAULT_OPTIMIZER = Optimizer()
@@ -176,7 +176,6 @@ def train(
       FileNotFoundError, ValueError: the data, the vocabulary, `init_from` or the
         checkpoint are missing or don't fit the model.
     """
-    started = time.monotonic()
     run_dir = os.path.abspath(run_dir)
     os.makedirs(run_dir, exist_ok=True)
     for name in ("best", "last"):
@@ -184,29 +183,13 @@ def train(
     if cache_dir:
         jax.config.update("jax_compilation_cache_dir", os.path.abspath(cache_dir))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
-    vocabulary = Vocabulary(vocabulary_path)
-    if vocabulary.size > model.vocab_size:
-        raise ValueError(
-            f"The vocabulary has {vocabulary.size} pieces, the model's vocab_size is only "
-            f"{model.vocab_size}."
-        )
-
-    def load(split: str) -> dict[str, data.Pairs]:
-        return {
-            task.name: data.fit(
-                data.tokenize(task.path(split), task.prefix, vocabulary),
-                max_source,
-                max_target,
-                cut_source=task.cut_source,
-                name=f"{task.name}-{split}",
-            )
-            for task in tasks
-        }
-
-    rates = {task.name: task.rate for task in tasks}
+    train_pairs, validation_pairs = (
+        _load_pairs(tasks, split, vocabulary_path, model, max_source, max_target)
+        for split in ("train", "validation")
+    )
     mixture = data.Mixture(
-        list(load("train").values()),
-        list(rates.values()),
+        list(train_pairs.values()),
+        [task.rate for task in tasks],
         seed=seed,
         tokens_per_batch=tokens_per_batch,
         num_buckets=num_buckets,
@@ -218,16 +201,250 @@ def train(
         100 * mixture.padding_fraction(),
         ", ".join("x".join(map(str, b)) for b in mixture.buckets),
     )
-    validation = {
-        name: list(data.eval_batches(pairs, mixture.buckets, max_batches=eval_batches))
-        for name, pairs in load("validation").items()
-    }
-
     transform = make_optimizer(optimizer, schedule)
     functions = make_step(
         model, transform, seed=seed, label_smoothing=label_smoothing, z_loss=z_loss
     )
-    manager = ocp.CheckpointManager(
+    manager = _checkpoint_manager(run_dir, keep)
+    state, progress = _start(
+        manager, model, transform, mixture.fingerprint, seed=seed, init_from=init_from
+    )
+    run = _Run(
+        run_dir,
+        model,
+        manager,
+        functions,
+        schedule,
+        optimizer.learning_rate,
+        validation={
+            name: list(data.eval_batches(pairs, mixture.buckets, max_batches=eval_batches))
+            for name, pairs in validation_pairs.items()
+        },
+        rates={task.name: task.rate for task in tasks},
+        state=state,
+        progress=progress,
+    )
+    reason = run.loop(
+        mixture,
+        save_every=save_every,
+        save_seconds=60 * save_minutes,
+        eval_every=eval_every,
+        log_every=log_every,
+        max_minutes=max_minutes,
+    )
+    run.finish(reason)
+    return TrainResult(run.step, run.state.params, reason is None, run.scores)
+
+
+class _Progress(NamedTuple):
+    """What a checkpoint says beside the state."""
+
+    tokens: int = 0  # seen so far, without padding
+    best: float = math.inf  # the lowest mean validation loss so far
+    fingerprint: str = ""  # of the mixture: a resumed run must see the same batches
+
+
+class _Run:
+    """A run in its loop: where it stands, and how it logs, validates and saves."""
+
+    def __init__(
+        self,
+        run_dir: str,
+        model: T5Config,
+        manager: ocp.CheckpointManager,
+        functions: StepFunctions,
+        schedule: Schedule,
+        learning_rate: float,
+        *,
+        validation: Mapping[str, Sequence[data.Batch]],
+        rates: Mapping[str, float],
+        state: TrainState,
+        progress: _Progress,
+    ):
+        self._run_dir, self._model, self._manager = run_dir, model, manager
+        self._functions, self._schedule = functions, schedule
+        self._learning_rate = learning_rate
+        self._validation, self._rates = validation, rates
+        self.state, self._progress = state, progress
+        self.step = int(state.step)
+        self.scores: dict[str, float] = {}
+        self._log = _Log(os.path.join(run_dir, "metrics.jsonl"), self.step)
+        self._last_saved, self._last_save_time = self.step, time.monotonic()
+        self._smoothed: float | None = None
+        self._open_window()
+        size = sum(x.size for x in jax.tree.leaves(state.params))
+        logging.info(
+            "%.2f M parameters; from step %d to %d", size / 1e6, self.step, schedule.total_steps
+        )
+
+    def loop(
+        self,
+        mixture: data.Mixture,
+        *,
+        save_every: int,
+        save_seconds: float,
+        eval_every: int,
+        log_every: int,
+        max_minutes: float | None,
+    ) -> str | None:
+        """Makes steps until the schedule ends -> None, or what stopped it before."""
+        started, total = time.monotonic(), self._schedule.total_steps
+        with _StopRequest() as stop:
+            while self.step < total and stop.name is None:
+                if max_minutes is not None and time.monotonic() - started > 60 * max_minutes:
+                    return f"max_minutes = {max_minutes:g}"
+                self._make_step(mixture.batch(self.step))
+                evaluates = self.step % eval_every == 0
+                saves = (
+                    self.step % save_every == 0
+                    or time.monotonic() - self._last_save_time > save_seconds
+                )
+                ends = self.step == total
+                if saves or evaluates or ends or self.step % log_every == 0:
+                    self._log_window()
+                    if evaluates or ends:
+                        self._validate()
+                    if saves or ends:
+                        self._save()
+                    self._open_window()
+        return stop.name if self.step < total else None
+
+    def finish(self, reason: str | None) -> None:
+        """Saves what is not saved; a run that came to its end leaves `last/` too."""
+        self._save()
+        if reason is None:
+            checkpoints.save_params(
+                os.path.join(self._run_dir, "last"),
+                self._model,
+                self.state.params,
+                extra={"step": self.step, **self.scores},
+            )
+            best = os.path.join(self._run_dir, "best")
+            logging.info("Finished at step %d; the best weights are in %s", self.step, best)
+        else:
+            logging.info(
+                "Stopped by %s at step %d, which is saved; run again to go on.", reason, self.step
+            )
+        self._log.close()
+        self._manager.close()
+
+    def _open_window(self) -> None:
+        """Begins a line of the log."""
+        self._losses: list[Array] = []
+        self._norm: Array | None = None
+        self._window_tokens, self._window_start = 0, time.monotonic()
+
+    def _make_step(self, batch: data.Batch) -> None:
+        loss, grads = self._functions.gradients(
+            self.state.params, self.state.step, batch.inputs, batch.targets
+        )
+        self.state, self._norm = self._functions.update(self.state, grads)
+        self.step += 1
+        self._losses.append(loss)
+        self._window_tokens += batch.num_tokens
+        tokens = self._progress.tokens + batch.num_tokens
+        self._progress = self._progress._replace(tokens=tokens)
+
+    def _log_window(self) -> None:
+        """Writes a line of the log; raises where a loss or a gradient is not finite."""
+        losses = np.array([float(x) for x in self._losses])
+        if not len(losses):
+            return
+        first, norm = self.step - len(losses), float(self._norm)  # type: ignore[arg-type]
+        if not np.isfinite([*losses, norm]).all():
+            self._log.close()
+            bad = np.flatnonzero(~np.isfinite(losses))
+            what, at = ("loss", first + int(bad[0])) if bad.size else ("gradient", self.step - 1)
+            raise FloatingPointError(
+                f"The {what} of step {at} is not finite: lower the learning rate, and resume "
+                f"from step {self._last_saved}'s checkpoint."
+            )
+        for loss in losses:
+            smoothed = loss if self._smoothed is None else 0.98 * self._smoothed + 0.02 * loss
+            self._smoothed = float(smoothed)
+        seconds = time.monotonic() - self._window_start
+        rate = float(self._schedule(self.step - 1)) * self._learning_rate
+        self._log.write(
+            step=self.step,
+            loss=float(losses.mean()),
+            losses=losses.tolist(),
+            gradient_norm=norm,
+            learning_rate=rate,
+            tokens=self._progress.tokens,
+            tokens_per_second=round(self._window_tokens / seconds, 1),
+            time=round(time.time(), 1),
+        )
+        total = self._schedule.total_steps
+        logging.info(
+            "step %d/%d  loss %.4f  norm %.2f  rate %.2e  %.2f M tokens, %.0f/s  %s left",
+            self.step,
+            total,
+            self._smoothed,
+            norm,
+            rate,
+            self._progress.tokens / 1e6,
+            self._window_tokens / seconds,
+            _duration((total - self.step) * seconds / len(losses)),
+        )
+
+    def _validate(self) -> None:
+        self.scores = validate(
+            self._functions.scores, self.state.params, self._validation, self._rates
+        )
+        self._log.write(step=self.step, tokens=self._progress.tokens, validation=self.scores)
+        shown = "  ".join(f"{k} {v:.3f}" for k, v in self.scores.items())
+        logging.info("step %d  validation  %s", self.step, shown)
+        if self.scores["mean"] < self._progress.best:
+            self._progress = self._progress._replace(best=self.scores["mean"])
+            export_best(
+                self._run_dir, self._model, self.state.params, step=self.step, scores=self.scores
+            )
+
+    def _save(self) -> None:
+        self._last_save_time = time.monotonic()
+        if self.step == self._last_saved:
+            return
+        extra = self._progress._asdict()
+        if not math.isfinite(self._progress.best):
+            extra["best"] = None
+        self._manager.save(
+            self.step,
+            args=ocp.args.Composite(
+                state=ocp.args.StandardSave(self.state._asdict()), extra=ocp.args.JsonSave(extra)
+            ),
+        )
+        self._last_saved = self.step
+
+
+def _load_pairs(
+    tasks: Sequence[data.Task],
+    split: str,
+    vocabulary_path: str,
+    model: T5Config,
+    max_source: int,
+    max_target: int,
+) -> dict[str, data.Pairs]:
+    """Every task's pairs of a split, as ids, within the lengths."""
+    vocabulary = Vocabulary(vocabulary_path)
+    if vocabulary.size > model.vocab_size:
+        raise ValueError(
+            f"The vocabulary has {vocabulary.size} pieces, the model's vocab_size is only "
+            f"{model.vocab_size}."
+        )
+    return {
+        task.name: data.fit(
+            data.tokenize(task.path(split), task.prefix, vocabulary),
+            max_source,
+            max_target,
+            cut_source=task.cut_source,
+            name=f"{task.name}-{split}",
+        )
+        for task in tasks
+    }
+
+
+def _checkpoint_manager(run_dir: str, keep: int) -> ocp.CheckpointManager:
+    return ocp.CheckpointManager(
         os.path.join(run_dir, "checkpoints"),
         options=ocp.CheckpointManagerOptions(
             max_to_keep=keep, enable_async_checkpointing=False, cleanup_tmp_directories=True
@@ -237,134 +454,26 @@ def train(
             "extra": ocp.JsonCheckpointHandler(),
         },
     )
-    state, tokens_seen, best = _start(manager, model, transform, seed=seed, init_from=init_from)
-    step = int(state.step)
-    size = sum(x.size for x in jax.tree.leaves(state.params))
-    logging.info("%.2f M parameters; from step %d to %d", size / 1e6, step, schedule.total_steps)
-
-    log = _Log(os.path.join(run_dir, "metrics.jsonl"), step)
-    last_saved, last_save_time = step, time.monotonic()
-    scores: dict[str, float] = {}
-
-    def save() -> None:
-        nonlocal last_saved, last_save_time
-        if step != last_saved:
-            extra = {"tokens": tokens_seen, "best": best if math.isfinite(best) else None}
-            manager.save(
-                step,
-                args=ocp.args.Composite(
-                    state=ocp.args.StandardSave(state._asdict()), extra=ocp.args.JsonSave(extra)
-                ),
-            )
-            last_saved = step
-        last_save_time = time.monotonic()
-
-    def run_validation() -> None:
-        nonlocal scores, best
-        scores = validate(functions.scores, state.params, validation, rates)
-        log.write(step=step, tokens=tokens_seen, validation=scores)
-        shown = "  ".join(f"{k} {v:.3f}" for k, v in scores.items())
-        logging.info("step %d  validation  %s", step, shown)
-        if scores["mean"] < best:
-            best = scores["mean"]
-            export_best(run_dir, model, state.params, step=step, scores=scores)
-
-    losses: list[Array] = []
-    smoothed: float | None = None
-    window_tokens, window_start, window_step = 0, time.monotonic(), step
-    with _StopRequest() as stop:
-        while step < schedule.total_steps and stop.name is None:
-            if max_minutes is not None and time.monotonic() - started > 60 * max_minutes:
-                stop.name = f"max_minutes = {max_minutes:g}"
-                break
-            batch = mixture.batch(step)
-            loss, grads = functions.gradients(state.params, state.step, batch.inputs, batch.targets)
-            state, norm = functions.update(state, grads)
-            step += 1
-            losses.append(loss)
-            tokens_seen += batch.num_tokens
-            window_tokens += batch.num_tokens
-
-            saves = step % save_every == 0 or (
-                time.monotonic() - last_save_time > 60 * save_minutes
-            )
-            evaluates = step % eval_every == 0
-            if step % log_every == 0 or saves or evaluates or step == schedule.total_steps:
-                values = np.array([float(x) for x in losses])
-                if not np.isfinite(values).all():
-                    bad = step - len(values) + int(np.flatnonzero(~np.isfinite(values))[0])
-                    log.close()
-                    raise FloatingPointError(
-                        f"The loss of step {bad} is {values[~np.isfinite(values)][0]}: lower "
-                        f"the learning rate, and resume from step {last_saved}'s checkpoint."
-                    )
-                if not math.isfinite(float(norm)):
-                    log.close()
-                    raise FloatingPointError(
-                        f"The gradient of step {step - 1} is not finite: lower the learning "
-                        f"rate, and resume from step {last_saved}'s checkpoint."
-                    )
-                for value in values:
-                    smoothed = value if smoothed is None else 0.98 * smoothed + 0.02 * value
-                seconds = time.monotonic() - window_start
-                pace = (step - window_step) / seconds
-                rate = float(schedule(step - 1))
-                log.write(
-                    step=step,
-                    loss=float(values.mean()),
-                    losses=[float(v) for v in values],
-                    gradient_norm=float(norm),
-                    learning_rate=rate * optimizer.learning_rate,
-                    tokens=tokens_seen,
-                    tokens_per_second=round(window_tokens / seconds, 1),
-                    time=round(time.time(), 1),
-                )
-                logging.info(
-                    "step %d/%d  loss %.4f  norm %.2f  rate %.2e  %.2f M tokens, %.0f/s  %s left",
-                    step, schedule.total_steps, smoothed, float(norm),
-                    rate * optimizer.learning_rate, tokens_seen / 1e6, window_tokens / seconds,
-                    _duration((schedule.total_steps - step) / pace),
-                )  # fmt: skip
-                losses, window_tokens = [], 0
-                if evaluates:
-                    run_validation()
-                if saves:
-                    save()
-                window_start, window_step = time.monotonic(), step
-
-    finished = step >= schedule.total_steps
-    if finished and step % eval_every:
-        run_validation()
-    save()
-    if finished:
-        checkpoints.save_params(
-            os.path.join(run_dir, "last"), model, state.params, extra={"step": step, **scores}
-        )
-        logging.info("Finished at step %d; the best weights are in %s", step, run_dir + "/best")
-    else:
-        logging.info("Stopped by %s at step %d, which is saved; run again to go on.", stop.name,
-                     step)  # fmt: skip
-    log.close()
-    manager.close()
-    return TrainResult(step, state.params, finished, scores)
 
 
 def _start(
     manager: ocp.CheckpointManager,
     model: T5Config,
     transform: optax.GradientTransformation,
+    fingerprint: str,
     *,
     seed: int,
     init_from: str | None,
-) -> tuple[TrainState, int, float]:
-    """The state to go on from, the tokens seen, and the best validation so far."""
+) -> tuple[TrainState, _Progress]:
+    """The state to go on from, and what is known beside it."""
     newest = manager.latest_step()
     if newest is None:
         params = None
         if init_from:
             _, params = checkpoints.load_params(init_from)
             checkpoints.check_params(model, params, f"The parameters in {init_from!r}")
-        return init_state(model, transform, seed=seed, params=params), 0, math.inf
+        state = init_state(model, transform, seed=seed, params=params)
+        return state, _Progress(fingerprint=fingerprint)
     abstract = jax.eval_shape(lambda: init_state(model, transform, seed=seed))
     stored = manager.item_metadata(newest)["state"]
     checkpoints.check_params(
@@ -385,8 +494,14 @@ def _start(
     # Fresh buffers: the update donates them, and restored ones may be shared.
     state = jax.tree.map(jnp.array, TrainState(**restored["state"]))
     extra = restored["extra"]
+    if extra.get("fingerprint", fingerprint) != fingerprint:
+        raise ValueError(
+            f"{manager.directory} holds a run on other batches: its data, vocabulary, seed or "
+            "batch settings have changed since; restore them, or name a new run directory "
+            "(with init_from to start from this run's weights)."
+        )
     best = math.inf if extra["best"] is None else float(extra["best"])
-    return state, int(extra["tokens"]), best
+    return state, _Progress(int(extra["tokens"]), best, fingerprint)
 
 
 def export_best(

@@ -105,12 +105,12 @@ class VerifyRule(Protocol):
 
 
 class StepInfo(NamedTuple):
-    """What happened in one round; counts only what was emitted."""
+    """What happened in one round; `examined` and `accepted` count only what was emitted."""
 
-    drafted: Array  # int32[B, gamma], 1 where a guess was made
+    drafted: Array  # int32[B, gamma], 1 where a guess was made, also behind the row's end
     examined: Array  # int32[B, gamma], 1 where all guesses before it stood
     accepted: Array  # int32[B, gamma], 1 where it was accepted and emitted
-    target_calls: Array  # int32[B], 1 where the row was alive
+    target_calls: Array  # int32[B], 1 where the row got tokens
 
 
 class DecodeState(NamedTuple):
@@ -138,7 +138,7 @@ class DecodeResult(NamedTuple):
     lengths: Array  # int32[B], emitted tokens, the EOS among them
     log_probs: Array  # float32[B, N], log p of each token under the unadjusted target
     finite: Array  # bool[B], False where the target gave a NaN: the row ends before it
-    rounds: Array  # int32[B], target calls while the row was alive
+    rounds: Array  # int32[B], target calls that gave the row tokens
     target_calls: Array  # int32[], target calls of the batch: the largest of `rounds`
     drafted: Array  # int32[B, gamma], guesses made, by position in the round
     examined: Array  # int32[B, gamma], guesses the target came to judge

@@ -64,12 +64,14 @@ TINY = T5Config(
 
 @functools.cache
 def tiny_t5(seed: int, config: T5Config = TINY, feature_major: bool = True) -> tuple[T5Model, Any]:
-    """A T5 with random parameters, sharpened so that its greedy output varies."""
+    """A T5 with random parameters, wide enough that its greedy output varies."""
     model = T5Model(config, feature_major)
     tokens = jnp.ones((1, 2), jnp.int32)
-    params = jax.jit(T5(config).init)(jax.random.key(seed), tokens, tokens)["params"]
-    params = jax.tree.map(lambda leaf: 1.5 * leaf, params)
-    return model, model.prepare(params)
+    shapes = jax.eval_shape(T5(config).init, jax.random.key(0), tokens, tokens)["params"]
+    leaves, tree = jax.tree.flatten(shapes)
+    keys = jax.random.split(jax.random.key(seed), len(leaves))
+    drawn = [0.5 * jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)]
+    return model, model.prepare(jax.tree.unflatten(tree, drawn))
 
 
 def sources(batch: int, length: int, vocab_size: int, seed: int = 0) -> Array:

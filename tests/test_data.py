@@ -5,10 +5,10 @@ import os
 
 import numpy as np
 import pytest
-from fixtures_text import corpora, sentences, spiece, write_pairs  # noqa: F401
 
 from specdec_jax import data
 from specdec_jax.vocabulary import EOS_ID, PAD_ID, Vocabulary
+from tests.fixtures_text import corpora, sentences, spiece, write_pairs  # noqa: F401
 
 
 def random_pairs(count, seed, longest=40):

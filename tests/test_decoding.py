@@ -65,18 +65,20 @@ def test_greedy_is_plain_token_for_token(gamma: int, batch: int) -> None:
 
 
 def _check_random_t5s(seeds: range, gammas: range) -> None:
-    inputs = sources(2, 8, TINY.vocab_size)
+    inputs, varied = sources(2, 8, TINY.vocab_size), 0
     for seed in seeds:
         model, params = tiny_t5(seed)
         # The target itself, disturbed: a draft that is often right.
         _, other = tiny_t5(seed + 1)
         draft = jax.tree.map(lambda x, y: x + 0.1 * y, params, other)
         expected = autoregressive_decode(model, params, inputs, max_new_tokens=20)
+        varied += len(np.unique(expected.tokens)) > 5
         for gamma in gammas:
             result = speculative_decode(
                 model, params, ModelDrafter(model), draft, inputs, gamma=gamma, max_new_tokens=20
             )
             assert_same(result, expected)
+    assert varied > 0.7 * len(seeds)
 
 
 def test_greedy_is_plain_on_random_t5s() -> None:
@@ -401,6 +403,10 @@ def test_a_guess_that_was_not_made_is_never_accepted() -> None:
     [
         ({"gamma": 0}, "gamma must be"),
         ({"gamma": 2.5}, "gamma must be"),
+        ({"gamma": 3.0}, "gamma must be"),
+        ({"gamma": float("nan")}, "gamma must be"),
+        ({"max_new_tokens": 10**12}, "from 1 to 1048576"),
+        ({"eos_id": 1.5}, "eos_id must be"),
         ({"max_new_tokens": 0}, "max_new_tokens must be"),
         ({"eos_id": V}, "eos_id must be"),
         ({"sampling": Sampling(1.0)}, "needs a key"),

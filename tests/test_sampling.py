@@ -30,7 +30,12 @@ def test_temperature_zero_is_the_first_argmax() -> None:
 
 def test_a_tiny_temperature_does_not_overflow() -> None:
     logits = jnp.array([-300.0, 200.0, 199.0])
-    np.testing.assert_array_equal(distribution(logits, Sampling(1e-37)), [0, 1, 0])
+    for temperature in (1e-37, 1e-38, 1e-46, 1e-300):  # some are 0 in float32
+        np.testing.assert_array_equal(distribution(logits, Sampling(temperature)), [0, 1, 0])
+
+
+def test_a_tiny_mass_keeps_the_likeliest_token() -> None:
+    np.testing.assert_array_equal(distribution(LOGITS, Sampling(top_p=1e-44)), [0, 1, 0, 0, 0])
 
 
 @pytest.mark.parametrize(
@@ -95,6 +100,8 @@ def test_a_nan_is_never_hidden(temperature: float, bad: float) -> None:
         {"temperature": -0.1},
         {"temperature": float("nan")},
         {"temperature": float("inf")},
+        {"temperature": 1e39},
+        {"top_k": 4.0},
         {"top_k": -1},
         {"top_k": 1.5},
         {"top_p": 0.0},

@@ -154,7 +154,24 @@ def test_buckets_cover_their_range_and_grow_with_distance(bidirectional: bool) -
     assert (future >= 16).all() if bidirectional else (future == 0).all()
 
 
-def test_unknown_shapes_of_config_are_hashable_and_equal() -> None:
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"vocab_size": "80"},
+        {"num_decoder_layers": 0},
+        {"head_dim": 8.0},
+        {"mlp_activations": ("nope",)},
+        {"mlp_activations": ()},
+        {"dtype": "float99"},
+        {"dropout_rate": 1.0},
+    ],
+)
+def test_a_config_that_is_none_is_refused(field: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(field))):
+        T5Config(**{"vocab_size": 8} | field)
+
+
+def test_lists_in_a_config_are_hashable_and_equal() -> None:
     # gin and JSON give lists; a config must still be a static argument of a jit.
     listed = T5Config(vocab_size=8, mlp_activations=["relu"])  # type: ignore[arg-type]
     assert hash(listed) == hash(T5Config(vocab_size=8, mlp_activations=("relu",)))

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import jax
 import pytest
-from fixtures_text import corpora, spiece  # noqa: F401
 
 from specdec_jax import checkpoints, data, train
 from specdec_jax.optimization import Optimizer, Schedule
 from specdec_jax.t5 import T5Config
+from tests.fixtures_text import corpora, spiece  # noqa: F401
 
 CONFIG = {
     "vocab_size": 48,
@@ -67,7 +67,7 @@ def compile_once(tmp_path_factory):
 
 CHILD = """
 import sys
-import test_train
+from tests import test_train
 from specdec_jax.optimization import Schedule
 test_train.run(sys.argv[1], sys.argv[2], sys.argv[3],
                schedule=Schedule(total_steps=int(sys.argv[4]), warmup_steps=3),
@@ -194,6 +194,13 @@ def test_another_model_or_optimizer_is_refused(tmp_path, corpora, spiece):  # no
         run(tmp_path, corpora, spiece, model=T5Config(**CONFIG | {"mlp_dim": 64}))
     with pytest.raises(ValueError, match="another optimizer"):
         run(tmp_path, corpora, spiece, optimizer=Optimizer("adafactor"))
+
+
+def test_other_batches_are_refused(tmp_path, corpora, spiece):  # noqa: F811
+    run(tmp_path, corpora, spiece, schedule=Schedule(2), save_every=2)
+    with pytest.raises(ValueError, match="a run on other batches"):
+        run(tmp_path, corpora, spiece, schedule=Schedule(4), seed=1)
+    assert run(tmp_path, corpora, spiece, schedule=Schedule(4), save_every=2).step == 4
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, corpora, spiece):  # noqa: F811

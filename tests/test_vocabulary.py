@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import sentencepiece
-from fixtures_text import spiece  # noqa: F401  (a fixture)
 
 from specdec_jax.vocabulary import EOS_ID, PAD_ID, UNK_ID, Vocabulary, encode_sources
+from tests.fixtures_text import spiece  # noqa: F401  (a fixture)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def test_ids_and_text_are_seqios(vocabulary):
     seqio = pytest.importorskip("seqio", reason="pip install 'specdec_jax[seqio]' to compare")
     reference = seqio.SentencePieceVocabulary(vocabulary.path, extra_ids=0)
     assert vocabulary.size == reference.vocab_size
-    assert (PAD_ID, EOS_ID, UNK_ID) == (reference.pad_id, reference.eos_id, reference.unk_id)
+    assert (reference.pad_id, reference.eos_id, reference.unk_id) == (PAD_ID, EOS_ID, UNK_ID)
     for text in ("The tiny package holds files.", "", "  two  blanks ", "Ünknown ☃ signs\t!"):
         ids = vocabulary.encode(text)
         assert ids == reference.encode(text)
