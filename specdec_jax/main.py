@@ -273,7 +273,12 @@ def _keep_compiled_programs() -> None:
 
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-        jax.config.update("jax_compilation_cache_dir", os.path.join(home, "specdec_jax"))
+        cache = os.path.join(home, "specdec_jax")
+        try:
+            os.makedirs(cache, exist_ok=True)
+        except OSError:
+            return  # a home that can't be written to: compile every time
+        jax.config.update("jax_compilation_cache_dir", cache)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 
