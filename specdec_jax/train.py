@@ -176,6 +176,18 @@ def train(
       FileNotFoundError, ValueError: the data, the vocabulary, `init_from` or the
         checkpoint are missing or don't fit the model.
     """
+    _check_counts(
+        tokens_per_batch=tokens_per_batch,
+        num_buckets=num_buckets,
+        max_source=max_source,
+        max_target=max_target,
+        round_size=round_size,
+        save_every=save_every,
+        keep=keep,
+        eval_every=eval_every,
+        eval_batches=eval_batches,
+        log_every=log_every,
+    )
     run_dir = os.path.abspath(run_dir)
     os.makedirs(run_dir, exist_ok=True)
     for name in ("best", "last"):
@@ -416,6 +428,13 @@ class _Run:
         self._last_saved = self.step
 
 
+def _check_counts(**counts: int) -> None:
+    """Refuses counts below 1."""
+    for name, count in counts.items():
+        if not isinstance(count, int) or count < 1:
+            raise ValueError(f"{name} must be a whole number, 1 or above, not {count!r}.")
+
+
 def _load_pairs(
     tasks: Sequence[data.Task],
     split: str,
@@ -424,14 +443,14 @@ def _load_pairs(
     max_source: int,
     max_target: int,
 ) -> dict[str, data.Pairs]:
-    """Every task's pairs of a split, as ids, within the lengths."""
+    """Every task's pairs of a split, as ids, within the lengths; a task without any is refused."""
     vocabulary = Vocabulary(vocabulary_path)
     if vocabulary.size > model.vocab_size:
         raise ValueError(
             f"The vocabulary has {vocabulary.size} pieces, the model's vocab_size is only "
             f"{model.vocab_size}."
         )
-    return {
+    pairs = {
         task.name: data.fit(
             data.tokenize(task.path(split), task.prefix, vocabulary),
             max_source,
@@ -441,6 +460,14 @@ def _load_pairs(
         )
         for task in tasks
     }
+    for task in tasks:
+        if not len(pairs[task.name].sources):
+            raise ValueError(
+                f"No pair of task {task.name!r} is left of its split {split} "
+                f"({task.path(split)}): all are empty or longer than max_source = {max_source} "
+                f"or max_target = {max_target} tokens."
+            )
+    return pairs
 
 
 def _checkpoint_manager(run_dir: str, keep: int) -> ocp.CheckpointManager:

@@ -209,6 +209,26 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, corpora, spiece):  # 
         run(tmp_path, corpora, spiece, optimizer=wild)
 
 
+def test_a_split_of_no_usable_pair_is_refused(tmp_path, spiece):  # noqa: F811
+    (tmp_path / "restore-validation.tsv").write_text("tiny\t\n" + "files " * 20 + "\tfiles\n")
+    task = data.Task("restore", "", str(tmp_path))
+    with pytest.raises(ValueError, match="'restore' is left of its split validation"):
+        train._load_pairs([task], "validation", spiece, T5Config(**CONFIG), 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("eval_batches", 0), ("log_every", 0), ("eval_every", 0), ("save_every", 0),
+        ("num_buckets", 0), ("tokens_per_batch", -5), ("keep", 0.5),
+    ],
+)  # fmt: skip
+def test_counts_below_one_are_refused_on_entry(name, value, tmp_path, corpora, spiece):  # noqa: F811
+    with pytest.raises(ValueError, match=rf"^{name} must be a whole number, 1 or above, not"):
+        run(tmp_path / "run", corpora, spiece, **{name: value})
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_vocabulary_that_is_too_large_is_refused(tmp_path, corpora, spiece):  # noqa: F811
     with pytest.raises(ValueError, match="44 pieces, the model's vocab_size is only 40"):
         run(tmp_path, corpora, spiece, model=T5Config(**CONFIG | {"vocab_size": 40}))
