@@ -94,10 +94,30 @@ def held_out(path: str | os.PathLike[str] | None = None) -> list[dict[str, Any]]
       path: a JSONL file to read instead.
 
     Returns:
-      Dicts of `task`, `inputs` (with the task's prefix), `targets` and `source`.
+      Dicts of `task`, `inputs` (with the task's prefix), `targets` and `source`; a file
+      of one's own may leave out the last two.
+
+    Raises:
+      ValueError: a line is not such an object, which is named; or there are no lines.
     """
-    with open(path or ASSETS / "heldout.jsonl", encoding="utf-8", newline="\n") as f:
-        return [json.loads(line) for line in f if line.strip()]
+    path = path or ASSETS / "heldout.jsonl"
+    with open(path, "rb") as f:
+        rows = [_row(line, f"{path}:{i}") for i, line in enumerate(f, 1) if line.strip()]
+    if not rows:
+        raise ValueError(f"{path} holds no sentences.")
+    return rows
+
+
+def _row(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{where} is not JSON.") from error
+    if not isinstance(row, dict) or not all(
+        isinstance(row.get(name), str) for name in ("task", "inputs")
+    ):
+        raise ValueError(f'{where} must be an object with the texts "task" and "inputs".')
+    return row
 
 
 def _load_model(path: Path) -> tuple[T5Model, Params]:
