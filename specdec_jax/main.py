@@ -249,7 +249,7 @@ def _read_lines(arguments: argparse.Namespace) -> list[str]:
 
 
 def _generate(arguments: argparse.Namespace) -> int:
-    from specdec_jax import text_run
+    from specdec_jax import pretrained, text_run
 
     settings, lines = _settings(arguments), _read_lines(arguments)
     trace = arguments.trace
@@ -263,7 +263,11 @@ def _generate(arguments: argparse.Namespace) -> int:
     if arguments.output in (None, "-"):
         run.to_standard_output(as_json=arguments.output == "-")
     else:
-        names = {"model": arguments.model, "draft": arguments.draft}
+        names = {
+            "model": arguments.model,
+            "draft": arguments.draft,
+            "checkpoint": pretrained.fingerprint(arguments.model, draft=arguments.draft),
+        }
         run.to_file(arguments.output, names, overwrite=arguments.overwrite)
     return 0
 

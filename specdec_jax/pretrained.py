@@ -8,6 +8,7 @@
 
 import dataclasses
 import difflib
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -85,6 +86,24 @@ def load(
         vocabulary=vocabulary,
         card=card.read_text("utf-8") if card.is_file() else "",
     )
+
+
+def fingerprint(
+    name: str | os.PathLike[str] = DEFAULT, *, draft: str | os.PathLike[str] | None = None
+) -> str:
+    """Tells the contents of what `load` would read apart; empty where it would find nothing."""
+    try:
+        path = _find(name)
+        roots = (path / "target", path / "draft" if draft is None else _find_draft(draft))
+    except FileNotFoundError:
+        return ""
+    digest = hashlib.sha256()
+    for root in (*roots, path / "spiece.model"):
+        files = [root] if root.is_file() else sorted(f for f in root.rglob("*") if f.is_file())
+        for file in files:
+            content = hashlib.sha256(file.read_bytes()).hexdigest()
+            digest.update(f"{file.relative_to(root)} {content}\n".encode())
+    return digest.hexdigest()
 
 
 def held_out(path: str | os.PathLike[str] | None = None) -> list[dict[str, Any]]:

@@ -215,6 +215,10 @@ def test_an_interrupted_run_says_how_to_go_on(tmp_path, capsys, monkeypatch):
     assert "another gamma" in wrong(
         capsys, 1, "generate", f"--model={tiny_pair()}", *SMALL, *files, "--gamma=2"
     )
+    with monkeypatch.context() as changed:  # new weights of the same name
+        changed.setattr(pretrained, "fingerprint", lambda *_, **__: "another")
+        assert generate(*files) == 1
+        assert "another checkpoint" in capsys.readouterr().err
     assert generate(*files) == 0
     assert "Going on after row 4 of 10." in capsys.readouterr().err
     rows = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
