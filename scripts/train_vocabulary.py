@@ -25,7 +25,7 @@ PREFIXES = ("translate English to German: ", "summarize: ", "restore: ")
 PREFIX_COUNT = 3000
 # Rarer than the coverage asks for, yet no German or English text goes without them.
 REQUIRED_CHARS = string.ascii_letters + string.digits + string.punctuation + "ÄÖÜäöüß„“”»«–’€"
-SMALLEST = len(set(REQUIRED_CHARS)) + 3  # and pad, eos, unk
+SMALLEST = len(set(REQUIRED_CHARS)) + 4  # and pad, eos, unk, and the mark of a word
 MAX_THREADS = 2
 
 

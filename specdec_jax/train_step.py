@@ -18,7 +18,8 @@ from jax import Array
 
 from specdec_jax import data
 from specdec_jax.layers import Params
-from specdec_jax.t5 import PAD_ID, T5, T5Config
+from specdec_jax.t5 import T5, T5Config
+from specdec_jax.vocabulary import PAD_ID
 
 
 def shift_right(targets: Array) -> Array:
