@@ -87,7 +87,14 @@ def read_text(path: Path) -> str:
 
 def _apt_cat(path: Path) -> bytes:
     """Decompresses a package index as apt does."""
-    result = subprocess.run([APT_HELPER, "cat-file", str(path)], capture_output=True, check=False)
+    command = [APT_HELPER, "cat-file", str(path)]
+    try:
+        result = subprocess.run(command, capture_output=True, check=False)
+    except FileNotFoundError as error:
+        raise CorpusError(
+            f"{path} needs {APT_HELPER}, which is not here: decompress the file yourself and name "
+            "that."
+        ) from error
     if result.returncode:
         raise CorpusError(f"apt can't decompress {path}.")
     return result.stdout

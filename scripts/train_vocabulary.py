@@ -25,6 +25,7 @@ PREFIXES = ("translate English to German: ", "summarize: ", "restore: ")
 PREFIX_COUNT = 3000
 # Rarer than the coverage asks for, yet no German or English text goes without them.
 REQUIRED_CHARS = string.ascii_letters + string.digits + string.punctuation + "ÄÖÜäöüß„“”»«–’€"
+SMALLEST = len(set(REQUIRED_CHARS)) + 4  # and pad, eos, unk, and the mark of a word
 MAX_THREADS = 2
 
 
@@ -84,6 +85,16 @@ def main() -> int:
         )
         return 1
     model_file = args.model_file or args.data_dir / "spiece.model"
+    if not model_file.parent.is_dir():
+        print(f"train_vocabulary: there is no directory {model_file.parent}.", file=sys.stderr)
+        return 1
+    if args.vocab_size < SMALLEST:
+        print(
+            f"train_vocabulary: --vocab_size must be {SMALLEST} or above, the characters that no "
+            f"text goes without, not {args.vocab_size}.",
+            file=sys.stderr,
+        )
+        return 1
     try:
         model = train(read_texts(paths), args.vocab_size, args.num_threads)
     except RuntimeError as error:

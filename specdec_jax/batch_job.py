@@ -4,10 +4,12 @@ While a job runs its rows go to `FILE.partial`, whole batches at a time, and
 `FILE.partial.job` says what made them. At the end the partial file takes its name.
 """
 
+import contextlib
 import fcntl
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,6 +20,9 @@ from specdec_jax.generate import Generation
 # JSON leaves these as they are, and readers that split lines as Python's str does
 # would see two rows.
 _LINE_BREAKS = {ord(c): f"\\u{ord(c):04x}" for c in "\x85\u2028\u2029"}
+
+
+_OVERWRITES = "begun with --overwrite"  # in the job file
 
 
 def split_lines(data: bytes) -> tuple[list[str], list[int]]:
@@ -55,6 +60,7 @@ class BatchJob:
     Attributes:
       done: how many lines have their row in the file; not 0 at first where an
         interrupted run has left some.
+      finished: whether the output has its name.
     """
 
     def __init__(
@@ -73,26 +79,29 @@ class BatchJob:
           lines: all lines of the input.
           settings: what the rows depend on, as JSON; a rerun must have the same.
           batch_size: a rerun begins with a whole batch, so that its batches are the same.
-          overwrite: replace a finished output, and start over an interrupted one.
+          overwrite: replace a finished output, and start over what an interrupted run has
+            left, unless that was this very job, with `overwrite` too.
 
         Raises:
-          UserError: the output exists, or was begun with other settings or another input,
-            or is being written by another process.
+          UserError: the output exists or is no regular file, or was begun with other
+            settings or another input, or is being written by another process.
         """
         self._output = Path(output)
         self._partial = Path(f"{self._output}.partial")
         self._job = Path(f"{self._output}.partial.job")
-        self._lines = lines
-        if self._output.exists() and not overwrite:
-            raise UserError(f"{self._output} exists already: pass --overwrite to replace it.")
+        self._lines, self.finished = lines, False
+        self._check_output(overwrite)
         digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
         job = {**settings, "input": digest}
-        self._file: BinaryIO = self._partial.open("ab+")
+        self._file = self._open_locked()
         try:
-            self._lock()
-            if overwrite or not self._partial.stat().st_size:
+            self._check_output(overwrite)  # another process may have finished it just now
+            begun = bool(self._partial.stat().st_size)
+            # What an --overwrite began, it goes on with: else no rerun could ever end it.
+            if not begun or (overwrite and self._begun_as() != {**job, _OVERWRITES: True}):
                 self._file.truncate(0)
-                self._job.write_text(json.dumps(job, indent=1), "utf-8")
+                mark = {_OVERWRITES: True} if overwrite else {}
+                self._job.write_text(json.dumps({**job, **mark}, indent=1), "utf-8")
             else:
                 self._check(job)
             self.done = self._keep_whole_batches(batch_size)
@@ -100,17 +109,42 @@ class BatchJob:
             self._file.close()
             raise
 
-    def _lock(self) -> None:
+    def _check_output(self, overwrite: bool) -> None:
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"{self._partial} is being written by another process.") from None
+            mode = self._output.stat().st_mode
+        except FileNotFoundError:
+            return
+        if not stat.S_ISREG(mode):
+            raise UserError(
+                f"{self._output} is not a regular file: name a new one, or print JSONL with "
+                "--output=-."
+            )
+        if not overwrite:
+            raise UserError(f"{self._output} exists already: pass --overwrite to replace it.")
+
+    def _open_locked(self) -> BinaryIO:
+        """The partial file, locked; opened anew if a finishing process has renamed it."""
+        while True:
+            file = self._partial.open("ab+")
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                with contextlib.suppress(FileNotFoundError):
+                    if os.path.samestat(os.fstat(file.fileno()), self._partial.stat()):
+                        return file
+            except BlockingIOError:
+                file.close()
+                raise UserError(f"{self._partial} is being written by another process.") from None
+            file.close()
+
+    def _begun_as(self) -> dict[str, Any]:
+        try:
+            return dict(json.loads(self._job.read_text("utf-8")))
+        except (OSError, ValueError, TypeError):
+            return {}
 
     def _check(self, job: dict[str, Any]) -> None:
-        try:
-            old = json.loads(self._job.read_text("utf-8"))
-        except (OSError, ValueError):
-            old = {}
+        old = self._begun_as()
+        old.pop(_OVERWRITES, None)
         differing = sorted(
             name for name in job.keys() | old.keys() if job.get(name) != old.get(name)
         )
@@ -138,8 +172,8 @@ class BatchJob:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._partial.exists() and not self._partial.stat().st_size:
-            self._partial.unlink()
+        if not self.finished and not os.fstat(self._file.fileno()).st_size:
+            self._partial.unlink(missing_ok=True)
             self._job.unlink(missing_ok=True)
         self._file.close()
 
@@ -149,10 +183,17 @@ class BatchJob:
             self._file.write(b"".join(map(to_row, batch)))
             self._file.flush()
             self.done += len(batch)
+            if self.done == len(self._lines):  # what else the batches' maker does can wait
+                self._finish()
             yield batch
+        if not self.finished:
+            self._finish()
+
+    def _finish(self) -> None:
         os.fsync(self._file.fileno())
         self._partial.replace(self._output)
         self._job.unlink(missing_ok=True)
+        self.finished = True
 
 
 def _is_row_of(row: bytes, line: str) -> bool:

@@ -82,8 +82,9 @@ def save_params(
 ) -> None:
     """Writes a model's weights; what was at `path` before is replaced as a whole.
 
-    A reader sees the old directory or the new one: the new one is written beside it
-    and renamed into its place.
+    The new directory is written beside the old one and renamed into its place. A reader
+    sees one of them, never a mixture; between two renames, for a moment, neither (and if
+    the writer is killed just then, until `tidy`).
 
     Args:
       path: the directory to write.
@@ -115,7 +116,11 @@ def save_params(
         if os.path.exists(path):
             old = f"{partial}.old"
             os.rename(path, old)
-            os.rename(partial, path)
+            try:
+                os.rename(partial, path)
+            except BaseException:
+                os.rename(old, path)
+                raise
             shutil.rmtree(old)
         else:
             os.rename(partial, path)
@@ -195,5 +200,8 @@ def load_params(
             raise ValueError(f"{where!r} is not readable as an Orbax checkpoint.") from error
         check_params(config, tree, f"The parameters in {where!r}")
         as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
-        params = checkpointer.restore(where, restore_args=as_numpy)
+        try:
+            params = checkpointer.restore(where, restore_args=as_numpy)
+        except Exception as error:  # TensorStore's own, of many lines
+            raise ValueError(f"The weights in {where!r} are damaged or incomplete.") from error
     return config, jax.tree.map(lambda x: jnp.asarray(x, dtype and jnp.dtype(dtype)), params)

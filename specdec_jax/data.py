@@ -14,6 +14,7 @@ import dataclasses
 import hashlib
 import os
 import tempfile
+import zipfile
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -110,14 +111,17 @@ def read_pairs(path: str) -> tuple[list[str], list[str]]:
 
     Raises:
       FileNotFoundError: no such file.
-      ValueError: a line does not hold exactly one tab; it is named.
+      ValueError: a line is not UTF-8 or does not hold exactly one tab; it is named.
     """
     if not os.path.isfile(path):
         raise FileNotFoundError(f"No text pairs at {path!r} (lines of source<TAB>target).")
     sources, targets = [], []
-    with open(path, encoding="utf-8", newline="\n") as f:
+    with open(path, "rb") as f:
         for number, line in enumerate(f, 1):
-            fields = line.rstrip("\n").split("\t")
+            try:
+                fields = line.decode().rstrip("\n").split("\t")
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{path}:{number} is not UTF-8 text.") from error
             if len(fields) != 2:
                 raise ValueError(
                     f"{path}:{number} has {len(fields)} tab-separated fields, not "
@@ -141,6 +145,16 @@ def _read_bytes(path: str) -> bytes:
         return f.read()
 
 
+def _read_cache(kept: str) -> Pairs | None:
+    """What `tokenize` has kept; None where the file is damaged."""
+    try:
+        with np.load(kept) as z:
+            return Pairs(Ragged(z["s"], z["s_offsets"]), Ragged(z["t"], z["t_offsets"]))
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        logging.warning("%s is damaged: the text is tokenized again.", kept)
+        return None
+
+
 def tokenize(path: str, prefix: str, vocabulary: Vocabulary, *, cache: bool = True) -> Pairs:
     """Tokenizes a file of pairs, and keeps the result beside it.
 
@@ -162,9 +176,9 @@ def tokenize(path: str, prefix: str, vocabulary: Vocabulary, *, cache: bool = Tr
         bytes([_CACHE_FORMAT]), _read_bytes(path), _read_bytes(vocabulary.path), prefix.encode()
     )
     kept = f"{path}.{key}.npz"
-    if cache and os.path.isfile(kept):
-        with np.load(kept) as z:
-            return Pairs(Ragged(z["s"], z["s_offsets"]), Ragged(z["t"], z["t_offsets"]))
+    known = _read_cache(kept) if cache and os.path.isfile(kept) else None
+    if known:
+        return known
     pairs = Pairs(
         ragged([r + [EOS_ID] for r in vocabulary.encode_batch([prefix + s for s in sources])]),
         ragged([r + [EOS_ID] for r in vocabulary.encode_batch(targets)]),
@@ -264,6 +278,17 @@ def choose_buckets(
     )
 
 
+def cover(
+    buckets: tuple[Bucket, ...], lengths: np.ndarray, tokens_per_batch: int
+) -> tuple[Bucket, ...]:
+    """The buckets, and if one of the lengths, int[N, 2], exceeds the last, a larger one."""
+    largest, shape = lengths.max(0), buckets[-1][1:]
+    if (largest <= shape).all():
+        return buckets
+    s, t = (int(-(-max(a, b) // 8) * 8) for a, b in zip(largest, shape, strict=True))
+    return (*buckets, Bucket(max(4, tokens_per_batch // (s + t) // 4 * 4), s, t))
+
+
 def assign(lengths: np.ndarray, buckets: Sequence[Bucket]) -> np.ndarray:
     """The cheapest bucket that holds each pair: int[N, 2] -> int64[N]."""
     shapes = np.array([(b.source, b.target) for b in buckets])
@@ -334,12 +359,8 @@ class Mixture:
             count=num_buckets,
             tokens_per_batch=tokens_per_batch,
         )
-        largest = np.concatenate(self._lengths).max(0)
-        shape = self.buckets[-1][1:]
-        if (largest > shape).any():  # longer than what the first round drew
-            s, t = (-(-max(a, b) // 8) * 8 for a, b in zip(largest, shape, strict=True))
-            rows = max(4, tokens_per_batch // int(s + t) // 4 * 4)
-            self.buckets += (Bucket(rows, int(s), int(t)),)
+        # Some may be longer than what the first round drew.
+        self.buckets = cover(self.buckets, np.concatenate(self._lengths), tokens_per_batch)
         self.fingerprint = _hash(
             repr([seed, self._counts.tolist(), self.buckets]).encode(),
             *(a.tobytes() for p in pairs for side in p for a in (side.tokens, side.offsets)),
@@ -416,14 +437,17 @@ def eval_batches(
     """Batches over pairs in order of their buckets, each pair once.
 
     Args:
-      pairs: tokenized pairs that fit the buckets.
-      buckets: a mixture's, so that nothing new is compiled.
+      pairs: tokenized pairs, at least one.
+      buckets: a mixture's, so that nothing new is compiled; except that pairs longer
+        than the last get a bucket of their own.
       max_batches: stop after so many; they are spread evenly over all.
 
     Yields:
       Batches of the buckets' shapes; each bucket's last may be part padding.
     """
     lengths = np.stack([pairs.sources.lengths, pairs.targets.lengths], -1)
+    rows, *shape = buckets[-1]
+    buckets = cover(tuple(buckets), lengths, rows * sum(shape))
     bucket_of = assign(lengths, buckets)
     plan = []
     for b, bucket in enumerate(buckets):

@@ -13,7 +13,14 @@ SHARE_OF_FIRST = 2 / 3  # of the sentences, the task that the pair does best
 
 
 def choose(rows: Sequence[dict[str, Any]], number: int) -> list[dict[str, Any]]:
-    """Picks sentences of every task there is: most of the first, equal shares of the rest."""
+    """Picks sentences of every task there is: most of the first, equal shares of the rest.
+
+    Raises:
+      ValueError: a sentence is of none of `TASKS`.
+    """
+    unknown = {row["task"] for row in rows} - TASKS.keys()
+    if unknown:
+        raise ValueError(f"There is no task {min(unknown)!r}; there are {', '.join(TASKS)}.")
     of_task = {task: [row for row in rows if row["task"] == task] for task in TASKS}
     present = [task for task in TASKS if of_task[task]]
     chosen: list[dict[str, Any]] = []

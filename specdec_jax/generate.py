@@ -24,6 +24,7 @@ from specdec_jax.trace import Round, trace_decode
 from specdec_jax.types import DecodeResult
 from specdec_jax.vocabulary import encode_sources
 
+LARGEST = 2**20  # of the settings' lengths: beyond it lie only slips of the finger
 SHORTEST_SOURCE = 32  # the smallest of the padded source lengths; each next is twice as long
 
 
@@ -53,7 +54,7 @@ class Settings:
       max_new_tokens: the most tokens of a prediction.
       sampling: temperature, top-k, top-p.
       seed: of all sampling.
-      batch_size: rows decoded together.
+      batch_size: rows decoded together, at most.
       input_length: the most tokens of a source, its end of sequence among them.
       on_long: what becomes of a longer one: "cut" warns, "error" raises.
     """
@@ -73,11 +74,14 @@ class Settings:
             raise ValueError(f"There is no task {self.task!r}; there are {', '.join(TASKS)}.")
         if self.task is not None and self.prefix:
             raise ValueError("A task has its own prefix: give a task or a prefix, not both.")
-        for name in ("gamma", "max_new_tokens", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be 1 or above, not {getattr(self, name)}.")
-        if self.input_length < 2:
-            raise ValueError(f"input_length must be 2 or above, not {self.input_length}.")
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size must be 1 or above, not {self.batch_size}.")
+        for name, least in (("gamma", 1), ("max_new_tokens", 1), ("input_length", 2)):
+            value = getattr(self, name)
+            if value < least:
+                raise ValueError(f"{name} must be {least} or above, not {value}.")
+            if value > LARGEST:
+                raise ValueError(f"{name} must be at most {LARGEST}, not {value}.")
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed must be at least 0 and below 2^32, not {self.seed}.")
         if self.on_long not in ("cut", "error"):
@@ -131,8 +135,8 @@ class Batch(NamedTuple):
 
     lines: Sequence[str]
     has_text: Sequence[bool]
-    inputs: Array  # int32[batch_size, T]
-    keys: Array  # key[batch_size]
+    inputs: Array  # int32[B, T], B the batch size, or all lines where they are fewer
+    keys: Array  # key[B]
 
 
 def generate(
@@ -185,13 +189,14 @@ def batches(
 ) -> Iterator[Batch]:
     """The lines from `first` on, encoded, `batch_size` at a time."""
     key = jax.random.key(settings.seed)
+    size = min(settings.batch_size, len(lines))
     for start in range(first, len(lines), settings.batch_size):
-        some = lines[start : start + settings.batch_size]
+        some = lines[start : start + size]
         has_text = [bool(line.strip()) for line in some]
         # What has no text repeats a row that has: it ends when that one does.
         spare = has_text.index(True) if any(has_text) else 0
         rows = [i if has_text[i] else spare for i in range(len(some))]
-        rows += [spare] * (settings.batch_size - len(rows))
+        rows += [spare] * (size - len(rows))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # check_lengths has said it
             inputs = encode_sources(

@@ -6,6 +6,8 @@
 """
 
 import dataclasses
+import difflib
+import inspect
 import logging as python_logging
 import re
 import tokenize
@@ -23,6 +25,7 @@ _GIN_ERRORS = (
     *(OSError, ValueError, LookupError, SyntaxError, ImportError, RuntimeError),
     *(AttributeError, TypeError, tokenize.TokenError),
 )
+_QUOTES = "text needs quotes of its own: --gin.{0}='\"...\"'"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,21 +67,62 @@ def configure(flags: GinFlags) -> None:
     """Parses files and bindings, in place of any configuration before.
 
     Raises:
-      UserError: a binding is missing, or gin's own message on one line.
+      UserError: a binding is missing, or names nothing that there is; or gin's own
+        message on one line.
     """
     gin.clear_config()
     for path in (*flags.search_paths, *gin_search_paths()):
         gin.add_config_file_search_path(path)
     try:
-        gin.parse_config_files_and_bindings(list(flags.files), list(flags.bindings))
+        gin.parse_config_files_and_bindings(list(flags.files), [], finalize_config=False)
+        names = _names()
+        for binding in flags.bindings:
+            _bind(binding, names)
+        gin.finalize()
     except _GIN_ERRORS as error:
         missing = re.search(r"(\w+)/macro.value set to `%gin.REQUIRED`", str(error))
         if missing:
-            raise UserError(
-                f"The job needs --gin.{missing[1]}=VALUE (text in quotes of its own: "
-                f"--gin.{missing[1]}='\"...\"')."
-            ) from error
-        raise UserError(f"gin: {' '.join(str(error).split())}") from error
+            raise _needed(missing[1]) from error
+        raise UserError(f"gin: {_plain(error)}") from error
+
+
+def _names() -> set[str]:
+    """What the parsed files let a command line bind: macros, and what they configure."""
+    text = gin.config_str()
+    names = {*re.findall(r"^(\w+) =", text, re.M), *re.findall(r"%(\w+)", text)}
+    for configured in set(re.findall(r"^([\w./]+)\.\w+ =", text, re.M)):
+        function = gin.get_configurable(configured.rpartition("/")[2])
+        names |= {
+            f"{configured}.{parameter}" for parameter in inspect.signature(function).parameters
+        }
+    return names
+
+
+def _bind(binding: str, names: set[str]) -> None:
+    """Parses a binding of the command line. gin itself would take any name for a macro's."""
+    name = binding.partition("=")[0].strip()
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"; did you mean {near[0]}?" if near else "."
+    if re.fullmatch(r"\w+", name) and name not in names:
+        raise UserError(f"gin: the job's files know no {name}{hint}")
+    try:
+        gin.parse_config(binding)
+    except (SyntaxError, tokenize.TokenError) as error:
+        raise UserError(
+            f"gin: {binding!r} holds no Python value; {_QUOTES.format(name)}."
+        ) from error
+    except _GIN_ERRORS as error:
+        raise UserError(f"gin: {_plain(error).removesuffix('.')}{hint}") from error
+
+
+def _needed(macro: str) -> UserError:
+    return UserError(f"The job needs --gin.{macro}=VALUE ({_QUOTES.format(macro)}).")
+
+
+def _plain(error: Exception) -> str:
+    """An error's message on one line, without what gin adds of where it was."""
+    message = re.split(r"\n +In (?:call to configurable|bindings string) ", str(error))[0]
+    return " ".join(message.split())
 
 
 def run(function: Callable[..., Any], arguments: Sequence[str]) -> Any:
@@ -87,16 +131,36 @@ def run(function: Callable[..., Any], arguments: Sequence[str]) -> Any:
     Args:
       function: all its arguments come from gin.
       arguments: gin flags.
+
+    Raises:
+      UserError: the configuration is wrong, or what the function says is.
     """
     configure(parse_flags(arguments))
-    run_dir = Path(gin.query_parameter("%RUN_DIR"))
+    run_dir = _run_dir()
     run_dir.mkdir(parents=True, exist_ok=True)
     config = run_dir / "config.gin"
+    before = config.read_text("utf-8") if config.exists() else None
     config.write_text(gin.config_str(), "utf-8")
     try:
-        return gin.get_configurable(function)()
-    finally:
-        config.write_text(gin.operative_config_str(), "utf-8")
+        result = gin.get_configurable(function)()
+    except (UserError, ValueError, OSError, ImportError, TypeError, RuntimeError) as error:
+        if before is not None:  # the job was refused; the run is still the one before
+            config.write_text(before, "utf-8")
+        raise UserError(_plain(error)) from error
+    except ArithmeticError as error:
+        raise UserError(_plain(error)) from error
+    config.write_text(gin.operative_config_str(), "utf-8")
+    return result
+
+
+def _run_dir() -> Path:
+    try:
+        run_dir = gin.query_parameter("%RUN_DIR")
+    except ValueError as error:
+        raise _needed("RUN_DIR") from error
+    if not isinstance(run_dir, str):
+        raise UserError(f"RUN_DIR must be text, not {run_dir!r}; {_QUOTES.format('RUN_DIR')}.")
+    return Path(run_dir)
 
 
 def log_own_messages() -> None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from specdec_jax.pretrained import Pair
 
 USAGE_ERROR, FAILED, INTERRUPTED = 2, 1, 130
+_NO_MEMORY = "There is not enough memory: try a smaller batch_size or fewer max_new_tokens."
 
 
 class UsageError(Exception):
@@ -248,7 +249,7 @@ def _read_lines(arguments: argparse.Namespace) -> list[str]:
 
 
 def _generate(arguments: argparse.Namespace) -> int:
-    from specdec_jax import text_run
+    from specdec_jax import pretrained, text_run
 
     settings, lines = _settings(arguments), _read_lines(arguments)
     trace = arguments.trace
@@ -262,7 +263,11 @@ def _generate(arguments: argparse.Namespace) -> int:
     if arguments.output in (None, "-"):
         run.to_standard_output(as_json=arguments.output == "-")
     else:
-        names = {"model": arguments.model, "draft": arguments.draft}
+        names = {
+            "model": arguments.model,
+            "draft": arguments.draft,
+            "checkpoint": pretrained.fingerprint(arguments.model, draft=arguments.draft),
+        }
         run.to_file(arguments.output, names, overwrite=arguments.overwrite)
     return 0
 
@@ -298,11 +303,19 @@ def main(argv: Sequence[str]) -> int:
     return arguments.run(arguments)
 
 
+def _prepare_streams() -> None:
+    """UTF-8 in all of the world; what the shell has closed swallows what is written."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="replace")
+
+
 def run(argv: Sequence[str] | None = None) -> int:
     """The console script: `main`, with every mistake of the user told in one sentence."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(encoding="utf-8", errors="replace")
+    _prepare_streams()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -316,13 +329,19 @@ def run(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
-    except (UserError, ValueError, OSError, ArithmeticError, ImportError) as error:
+    except (UserError, ValueError, OSError, ArithmeticError, ImportError, MemoryError) as error:
         if os.environ.get("SPECDEC_TRACEBACK"):
             raise
         return _complain(_one_line(error), FAILED)
+    except RuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error) or os.environ.get("SPECDEC_TRACEBACK"):
+            raise
+        return _complain(_NO_MEMORY, FAILED)
 
 
 def _one_line(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}." if error.filename else f"{error.strerror}."
+    if isinstance(error, MemoryError):
+        return _NO_MEMORY
     return " ".join(str(error).split())

@@ -6,6 +6,8 @@ BLEU and ROUGE need the packages of the extra `report`.
 from collections.abc import Sequence
 from typing import Any
 
+from specdec_jax.extras import require
+
 
 def _check(predictions: Sequence[str], references: Sequence[str]) -> None:
     if len(predictions) != len(references) or not predictions:
@@ -13,10 +15,6 @@ def _check(predictions: Sequence[str], references: Sequence[str]) -> None:
             f"Scores need as many predictions as references, and at least one; got "
             f"{len(predictions)} and {len(references)}."
         )
-
-
-def _missing(package: str) -> ImportError:
-    return ImportError(f"{package} is not installed: pip install 'specdec_jax[report]'.")
 
 
 def bleu(predictions: Sequence[str], references: Sequence[str]) -> dict[str, float]:
@@ -30,14 +28,11 @@ def bleu(predictions: Sequence[str], references: Sequence[str]) -> dict[str, flo
       {"bleu": 0 to 100}.
 
     Raises:
-      ImportError: sacrebleu is not installed.
+      MissingExtraError: sacrebleu is not installed.
       ValueError: unequal or zero numbers of texts.
     """
     _check(predictions, references)
-    try:
-        import sacrebleu
-    except ImportError as error:
-        raise _missing("sacrebleu") from error
+    sacrebleu = require("sacrebleu", extra="report")
     score = sacrebleu.corpus_bleu(
         list(predictions),
         [list(references)],
@@ -62,14 +57,11 @@ def rouge(predictions: Sequence[str], references: Sequence[str]) -> dict[str, fl
       {"rouge1", "rouge2", "rougeLsum"}, each 0 to 100.
 
     Raises:
-      ImportError: rouge-score is not installed.
+      MissingExtraError: rouge-score is not installed.
       ValueError: unequal or zero numbers of texts.
     """
     _check(predictions, references)
-    try:
-        from rouge_score import rouge_scorer
-    except ImportError as error:
-        raise _missing("rouge-score") from error
+    rouge_scorer = require("rouge_score.rouge_scorer", extra="report")
     keys = ("rouge1", "rouge2", "rougeLsum")
     scorer: Any = rouge_scorer.RougeScorer(list(keys))
 

@@ -8,6 +8,7 @@
 
 import dataclasses
 import difflib
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -87,6 +88,24 @@ def load(
     )
 
 
+def fingerprint(
+    name: str | os.PathLike[str] = DEFAULT, *, draft: str | os.PathLike[str] | None = None
+) -> str:
+    """Tells the contents of what `load` would read apart; empty where it would find nothing."""
+    try:
+        path = _find(name)
+        roots = (path / "target", path / "draft" if draft is None else _find_draft(draft))
+    except FileNotFoundError:
+        return ""
+    digest = hashlib.sha256()
+    for root in (*roots, path / "spiece.model"):
+        files = [root] if root.is_file() else sorted(f for f in root.rglob("*") if f.is_file())
+        for file in files:
+            content = hashlib.sha256(file.read_bytes()).hexdigest()
+            digest.update(f"{file.relative_to(root)} {content}\n".encode())
+    return digest.hexdigest()
+
+
 def held_out(path: str | os.PathLike[str] | None = None) -> list[dict[str, Any]]:
     """Sentences that no shipped model was trained on.
 
@@ -94,10 +113,30 @@ def held_out(path: str | os.PathLike[str] | None = None) -> list[dict[str, Any]]
       path: a JSONL file to read instead.
 
     Returns:
-      Dicts of `task`, `inputs` (with the task's prefix), `targets` and `source`.
+      Dicts of `task`, `inputs` (with the task's prefix), `targets` and `source`; a file
+      of one's own may leave out the last two.
+
+    Raises:
+      ValueError: a line is not such an object, which is named; or there are no lines.
     """
-    with open(path or ASSETS / "heldout.jsonl", encoding="utf-8", newline="\n") as f:
-        return [json.loads(line) for line in f if line.strip()]
+    path = path or ASSETS / "heldout.jsonl"
+    with open(path, "rb") as f:
+        rows = [_row(line, f"{path}:{i}") for i, line in enumerate(f, 1) if line.strip()]
+    if not rows:
+        raise ValueError(f"{path} holds no sentences.")
+    return rows
+
+
+def _row(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{where} is not JSON.") from error
+    if not isinstance(row, dict) or not all(
+        isinstance(row.get(name), str) for name in ("task", "inputs")
+    ):
+        raise ValueError(f'{where} must be an object with the texts "task" and "inputs".')
+    return row
 
 
 def _load_model(path: Path) -> tuple[T5Model, Params]:

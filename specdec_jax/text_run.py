@@ -66,6 +66,8 @@ class TextRun:
                 for _ in job.write(self._generate(first=job.done)):
                     pass
             except KeyboardInterrupt:
+                if job.finished:
+                    raise KeyboardInterrupt(f"Interrupted; {output} is complete.") from None
                 raise KeyboardInterrupt(
                     f"Interrupted after {job.done} of {len(self._lines)} rows; "
                     "the same command goes on from there."

@@ -12,10 +12,11 @@ import jax.numpy as jnp
 from jax import Array
 
 from specdec_jax.arguments import check_speculative, checked
-from specdec_jax.decoding import EOS_ID, decode_result, speculative_init, speculative_step
+from specdec_jax.decoding import decode_result, speculative_init, speculative_step
 from specdec_jax.sampling import GREEDY, Sampling
 from specdec_jax.types import DecodeResult, Draft, Drafter, Model, Params, VerifyRule
 from specdec_jax.verification import ExactRule
+from specdec_jax.vocabulary import EOS_ID
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,6 +15,8 @@ A run directory:
 Shapes: B rows, T source length, K target length.
 """
 
+import contextlib
+import fcntl
 import json
 import math
 import os
@@ -22,7 +24,7 @@ import signal
 import threading
 import time
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -34,6 +36,7 @@ from absl import logging
 from jax import Array
 
 from specdec_jax import checkpoints, data
+from specdec_jax.errors import UserError
 from specdec_jax.layers import Params
 from specdec_jax.optimization import Optimizer, Schedule, make_optimizer
 from specdec_jax.t5 import T5Config
@@ -70,12 +73,16 @@ class _Log:
 
     def __init__(self, path: str, step: int):
         kept = []
+        self.validation: tuple[int, dict[str, float]] = (-1, {})  # the last one: step and scores
         if os.path.isfile(path):
             with open(path, encoding="utf-8") as f:
                 for line in f:
                     try:
-                        if json.loads(line)["step"] <= step:
+                        entry = json.loads(line)
+                        if entry["step"] <= step:
                             kept.append(line)
+                            if "validation" in entry:
+                                self.validation = (entry["step"], entry["validation"])
                     except (ValueError, KeyError):
                         pass  # the line that a kill cut off
         with open(f"{path}.partial", "w", encoding="utf-8") as f:
@@ -174,66 +181,80 @@ def train(
       FloatingPointError: the loss is no longer finite; the step is named. The last
         checkpoint is from before.
       FileNotFoundError, ValueError: the data, the vocabulary, `init_from` or the
-        checkpoint are missing or don't fit the model.
+        checkpoint are missing, damaged, or don't fit the model.
+      UserError: another process trains in `run_dir`.
     """
-    run_dir = os.path.abspath(run_dir)
-    os.makedirs(run_dir, exist_ok=True)
-    for name in ("best", "last"):
-        checkpoints.tidy(os.path.join(run_dir, name))
-    if cache_dir:
-        jax.config.update("jax_compilation_cache_dir", os.path.abspath(cache_dir))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
-    train_pairs, validation_pairs = (
-        _load_pairs(tasks, split, vocabulary_path, model, max_source, max_target)
-        for split in ("train", "validation")
-    )
-    mixture = data.Mixture(
-        list(train_pairs.values()),
-        [task.rate for task in tasks],
-        seed=seed,
+    _check_counts(
         tokens_per_batch=tokens_per_batch,
         num_buckets=num_buckets,
+        max_source=max_source,
+        max_target=max_target,
         round_size=round_size,
-    )
-    logging.info(
-        "%d batch shapes, %.0f%% padding: %s",
-        len(mixture.buckets),
-        100 * mixture.padding_fraction(),
-        ", ".join("x".join(map(str, b)) for b in mixture.buckets),
-    )
-    transform = make_optimizer(optimizer, schedule)
-    functions = make_step(
-        model, transform, seed=seed, label_smoothing=label_smoothing, z_loss=z_loss
-    )
-    manager = _checkpoint_manager(run_dir, keep)
-    state, progress = _start(
-        manager, model, transform, mixture.fingerprint, seed=seed, init_from=init_from
-    )
-    run = _Run(
-        run_dir,
-        model,
-        manager,
-        functions,
-        schedule,
-        optimizer.learning_rate,
-        validation={
-            name: list(data.eval_batches(pairs, mixture.buckets, max_batches=eval_batches))
-            for name, pairs in validation_pairs.items()
-        },
-        rates={task.name: task.rate for task in tasks},
-        state=state,
-        progress=progress,
-    )
-    reason = run.loop(
-        mixture,
         save_every=save_every,
-        save_seconds=60 * save_minutes,
+        keep=keep,
         eval_every=eval_every,
+        eval_batches=eval_batches,
         log_every=log_every,
-        max_minutes=max_minutes,
     )
-    run.finish(reason)
-    return TrainResult(run.step, run.state.params, reason is None, run.scores)
+    run_dir = os.path.abspath(run_dir)
+    os.makedirs(run_dir, exist_ok=True)
+    with _locked(run_dir):
+        for name in ("best", "last"):
+            checkpoints.tidy(os.path.join(run_dir, name))
+        if cache_dir:
+            jax.config.update("jax_compilation_cache_dir", os.path.abspath(cache_dir))
+            jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+        train_pairs, validation_pairs = (
+            _load_pairs(tasks, split, vocabulary_path, model, max_source, max_target)
+            for split in ("train", "validation")
+        )
+        mixture = data.Mixture(
+            list(train_pairs.values()),
+            [task.rate for task in tasks],
+            seed=seed,
+            tokens_per_batch=tokens_per_batch,
+            num_buckets=num_buckets,
+            round_size=round_size,
+        )
+        logging.info(
+            "%d batch shapes, %.0f%% padding: %s",
+            len(mixture.buckets),
+            100 * mixture.padding_fraction(),
+            ", ".join("x".join(map(str, b)) for b in mixture.buckets),
+        )
+        transform = make_optimizer(optimizer, schedule)
+        functions = make_step(
+            model, transform, seed=seed, label_smoothing=label_smoothing, z_loss=z_loss
+        )
+        manager = _checkpoint_manager(run_dir, keep)
+        state, progress = _start(
+            manager, model, transform, mixture.fingerprint, seed=seed, init_from=init_from
+        )
+        run = _Run(
+            run_dir,
+            model,
+            manager,
+            functions,
+            schedule,
+            optimizer.learning_rate,
+            validation={
+                name: list(data.eval_batches(pairs, mixture.buckets, max_batches=eval_batches))
+                for name, pairs in validation_pairs.items()
+            },
+            rates={task.name: task.rate for task in tasks},
+            state=state,
+            progress=progress,
+        )
+        reason = run.loop(
+            mixture,
+            save_every=save_every,
+            save_seconds=60 * save_minutes,
+            eval_every=eval_every,
+            log_every=log_every,
+            max_minutes=max_minutes,
+        )
+        run.finish(reason)
+        return TrainResult(run.step, run.state.params, reason is None, run.scores)
 
 
 class _Progress(NamedTuple):
@@ -267,8 +288,8 @@ class _Run:
         self._validation, self._rates = validation, rates
         self.state, self._progress = state, progress
         self.step = int(state.step)
-        self.scores: dict[str, float] = {}
         self._log = _Log(os.path.join(run_dir, "metrics.jsonl"), self.step)
+        self._validated, self.scores = self._log.validation
         self._last_saved, self._last_save_time = self.step, time.monotonic()
         self._smoothed: float | None = None
         self._open_window()
@@ -311,6 +332,8 @@ class _Run:
 
     def finish(self, reason: str | None) -> None:
         """Saves what is not saved; a run that came to its end leaves `last/` too."""
+        if reason is None and self._validated != self.step:
+            self._validate()
         self._save()
         if reason is None:
             checkpoints.save_params(
@@ -391,6 +414,7 @@ class _Run:
         self.scores = validate(
             self._functions.scores, self.state.params, self._validation, self._rates
         )
+        self._validated = self.step
         self._log.write(step=self.step, tokens=self._progress.tokens, validation=self.scores)
         shown = "  ".join(f"{k} {v:.3f}" for k, v in self.scores.items())
         logging.info("step %d  validation  %s", self.step, shown)
@@ -416,6 +440,26 @@ class _Run:
         self._last_saved = self.step
 
 
+@contextlib.contextmanager
+def _locked(run_dir: str) -> Iterator[None]:
+    """Holds a run directory against other processes; a killed one leaves no lock behind."""
+    with open(os.path.join(run_dir, ".lock"), "w", encoding="utf-8") as f:
+        try:
+            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"Another process trains in {run_dir}: wait for it, or name another run directory."
+            ) from None
+        yield
+
+
+def _check_counts(**counts: int) -> None:
+    """Refuses counts below 1."""
+    for name, count in counts.items():
+        if not isinstance(count, int) or count < 1:
+            raise ValueError(f"{name} must be a whole number, 1 or above, not {count!r}.")
+
+
 def _load_pairs(
     tasks: Sequence[data.Task],
     split: str,
@@ -424,14 +468,14 @@ def _load_pairs(
     max_source: int,
     max_target: int,
 ) -> dict[str, data.Pairs]:
-    """Every task's pairs of a split, as ids, within the lengths."""
+    """Every task's pairs of a split, as ids, within the lengths; a task without any is refused."""
     vocabulary = Vocabulary(vocabulary_path)
     if vocabulary.size > model.vocab_size:
         raise ValueError(
             f"The vocabulary has {vocabulary.size} pieces, the model's vocab_size is only "
             f"{model.vocab_size}."
         )
-    return {
+    pairs = {
         task.name: data.fit(
             data.tokenize(task.path(split), task.prefix, vocabulary),
             max_source,
@@ -441,6 +485,14 @@ def _load_pairs(
         )
         for task in tasks
     }
+    for task in tasks:
+        if not len(pairs[task.name].sources):
+            raise ValueError(
+                f"No pair of task {task.name!r} is left of its split {split} "
+                f"({task.path(split)}): all are empty or longer than max_source = {max_source} "
+                f"or max_target = {max_target} tokens."
+            )
+    return pairs
 
 
 def _checkpoint_manager(run_dir: str, keep: int) -> ocp.CheckpointManager:
@@ -475,22 +527,7 @@ def _start(
         state = init_state(model, transform, seed=seed, params=params)
         return state, _Progress(fingerprint=fingerprint)
     abstract = jax.eval_shape(lambda: init_state(model, transform, seed=seed))
-    stored = manager.item_metadata(newest)["state"]
-    checkpoints.check_params(
-        model, stored["params"], f"The parameters of {manager.directory}'s step {newest}"
-    )
-    try:
-        restored = manager.restore(
-            newest,
-            args=ocp.args.Composite(
-                state=ocp.args.StandardRestore(abstract._asdict()), extra=ocp.args.JsonRestore()
-            ),
-        )
-    except (ValueError, KeyError) as error:
-        raise ValueError(
-            f"Step {newest} in {manager.directory} was written by another optimizer or model: "
-            f"name a new run directory ({error})."
-        ) from error
+    restored = _restore(manager, newest, model, abstract)
     # Fresh buffers: the update donates them, and restored ones may be shared.
     state = jax.tree.map(jnp.array, TrainState(**restored["state"]))
     extra = restored["extra"]
@@ -502,6 +539,45 @@ def _start(
         )
     best = math.inf if extra["best"] is None else float(extra["best"])
     return state, _Progress(int(extra["tokens"]), best, fingerprint)
+
+
+def _restore(
+    manager: ocp.CheckpointManager, step: int, model: T5Config, abstract: TrainState
+) -> Any:
+    """A checkpoint's `state` and `extra`; one sentence where it is damaged or another model's."""
+    try:
+        stored = manager.item_metadata(step)["state"]
+        params, opt_state = stored["params"], stored["opt_state"]
+    except Exception as error:  # Orbax, TensorStore and JSON each raise their own
+        raise _damaged(manager, step) from error
+    checkpoints.check_params(model, params, f"The parameters of {manager.directory}'s step {step}")
+    try:
+        return manager.restore(
+            step,
+            args=ocp.args.Composite(
+                state=ocp.args.StandardRestore(abstract._asdict()), extra=ocp.args.JsonRestore()
+            ),
+        )
+    except Exception as error:
+        if _names(opt_state) == _names(abstract.opt_state):
+            raise _damaged(manager, step) from error
+        raise ValueError(
+            f"Step {step} in {manager.directory} was written by another optimizer: name a new "
+            "run directory."
+        ) from error
+
+
+def _names(tree: Any) -> set[str]:
+    """The names of a tree's leaves, whatever holds them: here objects, on disk dicts."""
+    paths = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths}
+
+
+def _damaged(manager: ocp.CheckpointManager, step: int) -> ValueError:
+    older = [other for other in manager.all_steps() if other < step]
+    path = os.path.join(manager.directory, str(step))
+    start = f"to go on from step {max(older)}" if older else "to start anew"
+    return ValueError(f"The checkpoint {path} is damaged: remove it {start}.")
 
 
 def export_best(

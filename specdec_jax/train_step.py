@@ -18,7 +18,8 @@ from jax import Array
 
 from specdec_jax import data
 from specdec_jax.layers import Params
-from specdec_jax.t5 import PAD_ID, T5, T5Config
+from specdec_jax.t5 import T5, T5Config
+from specdec_jax.vocabulary import PAD_ID
 
 
 def shift_right(targets: Array) -> Array:
@@ -133,6 +134,9 @@ def validate(
     Returns:
       Per task `<task>/loss`, nats per target token, and `<task>/accuracy`; and
       `mean`, the losses' mean weighted by the mixture's rates.
+
+    Raises:
+      ValueError: a task has no target token to score; its loss would be a perfect 0.
     """
     result: dict[str, float] = {}
     mean = 0.0
@@ -140,8 +144,10 @@ def validate(
         sums = np.zeros(3)
         for batch in task_batches:
             sums += [float(x) for x in scores(params, batch.inputs, batch.targets)]
-        result[f"{task}/loss"] = float(sums[0] / max(sums[2], 1))
-        result[f"{task}/accuracy"] = float(sums[1] / max(sums[2], 1))
+        if not sums[2]:
+            raise ValueError(f"Task {task!r} has no validation pair to score.")
+        result[f"{task}/loss"] = float(sums[0] / sums[2])
+        result[f"{task}/accuracy"] = float(sums[1] / sums[2])
         mean += result[f"{task}/loss"] * rates[task] / sum(rates.values())
     result["mean"] = mean
     return result

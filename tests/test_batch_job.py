@@ -1,9 +1,11 @@
 """Output files: whole rows only, and a rerun that completes what an interrupted run began."""
 
 import json
+import os
 
 import pytest
 
+from specdec_jax import batch_job
 from specdec_jax.batch_job import BatchJob, split_lines, to_row
 from specdec_jax.errors import UserError
 from specdec_jax.generate import Generation
@@ -63,7 +65,8 @@ def test_a_rerun_goes_on_after_any_cut(tmp_path, whole):
 def test_a_run_killed_just_before_the_rename_is_only_finished(tmp_path, whole):
     output = tmp_path / "out.jsonl"
     with pytest.raises(KeyboardInterrupt):
-        run(output, stop_after=3)
+        run(output, stop_after=2)
+    (tmp_path / "out.jsonl.partial").write_bytes(whole)
     assert run(output) == 10
     assert output.read_bytes() == whole
 
@@ -113,6 +116,69 @@ def test_a_finished_output_is_replaced_only_if_asked(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl"]
     run(output, overwrite=True)
     assert len(output.read_bytes().splitlines()) == 10
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_only_regular_files_are_replaced(tmp_path, overwrite):
+    (tmp_path / "directory").mkdir()
+    os.mkfifo(tmp_path / "fifo")
+    for output in (tmp_path / "directory", tmp_path / "fifo", "/dev/null"):
+        with pytest.raises(UserError, match="is not a regular file"):
+            BatchJob(output, LINES, SETTINGS, batch_size=4, overwrite=overwrite)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["directory", "fifo"]
+
+
+def test_an_interrupted_overwrite_goes_on(tmp_path, whole):
+    output = tmp_path / "out.jsonl"
+    output.write_text("old")
+    with pytest.raises(KeyboardInterrupt):
+        run(output, stop_after=2, overwrite=True)
+    assert output.read_text() == "old"
+    assert run(output, overwrite=True) == 8
+    assert output.read_bytes() == whole
+    assert run(output, overwrite=True) == 0, "a finished one is made anew"
+
+
+def test_an_overwrite_starts_over_what_another_job_began(tmp_path):
+    output = tmp_path / "out.jsonl"
+    for changes in ({}, {"settings": {**SETTINGS, "gamma": 5}, "overwrite": True}):
+        with pytest.raises(KeyboardInterrupt):
+            run(output, stop_after=2, **changes)
+        assert run(output, overwrite=True) == 0
+
+
+def test_a_process_that_finishes_meanwhile_is_not_overwritten(tmp_path, whole, monkeypatch):
+    """It renames the partial file between another's open and its lock."""
+    output = tmp_path / "out.jsonl"
+    partial = tmp_path / "out.jsonl.partial"
+    flock = batch_job.fcntl.flock
+
+    def finish_first(*arguments):
+        monkeypatch.setattr(batch_job.fcntl, "flock", flock)
+        partial.write_bytes(whole)
+        partial.rename(output)
+        flock(*arguments)
+
+    monkeypatch.setattr(batch_job.fcntl, "flock", finish_first)
+    with pytest.raises(UserError, match="exists already"):
+        run(output)
+    assert output.read_bytes() == whole
+    output.unlink()
+    monkeypatch.setattr(batch_job.fcntl, "flock", finish_first)
+    with BatchJob(output, LINES, SETTINGS, batch_size=4, overwrite=True):
+        assert output.read_bytes() == whole
+
+
+def test_the_output_has_its_name_once_its_last_row_is_written(tmp_path, whole):
+    output = tmp_path / "out.jsonl"
+
+    def batches():
+        yield from fake(LINES)
+        assert output.read_bytes() == whole, "before a summary, which may take its time"
+
+    with BatchJob(output, LINES, SETTINGS, batch_size=4) as job:
+        for _ in job.write(batches()):
+            pass
 
 
 def test_two_processes_do_not_write_one_file(tmp_path):

@@ -74,6 +74,35 @@ def test_a_failed_save_keeps_the_old_weights(tmp_path, params, monkeypatch):
     assert os.listdir(tmp_path) == ["weights"]
 
 
+def test_a_failed_rename_keeps_the_old_weights(tmp_path, params, monkeypatch):
+    path = tmp_path / "weights"
+    checkpoints.save_params(path, CONFIG, params)
+    rename = os.rename
+
+    def fail(source, target):
+        if str(source).endswith(".partial") and str(target) == str(path):
+            raise OSError("not now")
+        rename(source, target)
+
+    monkeypatch.setattr(checkpoints.os, "rename", fail)
+    with pytest.raises(OSError, match="not now"):
+        checkpoints.save_params(path, CONFIG, params)
+    assert os.listdir(tmp_path) == ["weights"]
+
+
+def test_cut_weights_are_one_sentence(tmp_path):
+    path = tmp_path / "weights"
+    wide = dataclasses.replace(CONFIG, vocab_size=2048)  # small ones are stored with the index
+    rng = np.random.default_rng(0)
+    shapes = checkpoints.expected_params(wide)
+    checkpoints.save_params(path, wide, jax.tree.map(lambda x: rng.normal(size=x.shape), shapes))
+    files = [file for file in (path / "params").rglob("d/*") if file.is_file()]
+    largest = max(files, key=lambda file: file.stat().st_size)
+    largest.write_bytes(largest.read_bytes()[: largest.stat().st_size // 2])
+    with pytest.raises(ValueError, match=r"weights/params' are damaged or incomplete\.$"):
+        checkpoints.load_params(path)
+
+
 def test_tidy_clears_up_after_a_kill(tmp_path, params):
     path = tmp_path / "best"
     checkpoints.save_params(path, CONFIG, params)

@@ -553,6 +553,30 @@ def test_a_vocabulary_too_large_is_refused(tmp_path: Path) -> None:
     assert_one_clear_sentence(result, "SentencePiece says", "too high")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--vocab_size", 0], "--vocab_size must be 113 or above"),
+        (["--vocab_size", 50], "--vocab_size must be 113 or above"),
+        (["--model_file", "nodir/x.model"], "there is no directory nodir"),
+    ],
+)
+def test_wrong_flags_are_told_before_the_training(
+    tmp_path: Path, arguments: list[object], part: str
+) -> None:
+    (tmp_path / "ende-train.tsv").write_text("a pear\teine Birne\n", encoding="utf-8")
+    result = run_script("train_vocabulary.py", ["--data_dir", tmp_path, *arguments])
+    assert_one_clear_sentence(result, part)
+
+
+def test_without_apt_its_compressions_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "APT_HELPER", str(tmp_path / "apt-helper"))
+    with pytest.raises(CorpusError, match=r"Packages.lz4 needs .*apt-helper, which is not here"):
+        sources.read_text(tmp_path / "Packages.lz4")
+
+
 def test_both_scripts_use_the_same_prefixes() -> None:
     assert set(vocabulary.PREFIXES) == set(build.PREFIXES.values())
 

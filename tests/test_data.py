@@ -34,6 +34,9 @@ def test_pairs_are_read_and_bad_lines_named(tmp_path):
     path.write_text("a\tb\nno target\n", encoding="utf-8")
     with pytest.raises(ValueError, match="pairs.tsv:2 has 1 tab-separated"):
         data.read_pairs(str(path))
+    path.write_bytes(b"a\tb\n\xff\tb\n")
+    with pytest.raises(ValueError, match=r"pairs.tsv:2 is not UTF-8 text\.$"):
+        data.read_pairs(str(path))
     with pytest.raises(FileNotFoundError, match="No text pairs"):
         data.read_pairs(str(tmp_path / "absent.tsv"))
 
@@ -70,6 +73,19 @@ def test_cache_is_keyed_by_text_prefix_and_vocabulary(tmp_path, spiece, monkeypa
     changed = data.tokenize(path, "", vocabulary)
     assert len(calls) == 4
     assert vocabulary.decode(changed.targets[0]) == "users"
+
+
+@pytest.mark.parametrize("size", [0, 100, 700])
+def test_a_damaged_cache_is_made_anew(size, tmp_path, spiece):  # noqa: F811
+    path = tmp_path / "pairs.tsv"
+    write_pairs(path, [("tiny files", "Debian")])
+    first = data.tokenize(str(path), "", Vocabulary(spiece))
+    [kept] = tmp_path.glob("*.npz")
+    whole = kept.read_bytes()
+    kept.write_bytes(whole[:size])
+    again = data.tokenize(str(path), "", Vocabulary(spiece))
+    np.testing.assert_array_equal(first.sources.tokens, again.sources.tokens)
+    assert len(kept.read_bytes()) == len(whole)
 
 
 def test_fit_drops_or_cuts_and_counts(caplog):
@@ -197,3 +213,12 @@ def test_eval_batches_show_each_pair_once_in_the_same_shapes():
     shapes = {(b.batch, b.source, b.target) for b in mixture.buckets}
     assert {(*b.inputs.shape, b.targets.shape[1]) for b in batches} <= shapes
     assert len(list(data.eval_batches(pairs, mixture.buckets, max_batches=3))) == 3
+
+
+def test_validation_may_be_longer_than_training():
+    short, long = random_pairs(70, 0, longest=20), random_pairs(30, 1, longest=60)
+    mixture = data.Mixture([short], [1.0], tokens_per_batch=256, num_buckets=2)
+    batches = list(data.eval_batches(long, mixture.buckets))
+    np.testing.assert_array_equal(seen(batches), 3 + np.arange(30))
+    known = {(b.batch, b.source, b.target) for b in mixture.buckets}
+    assert len({(*b.inputs.shape, b.targets.shape[1]) for b in batches} - known) == 1

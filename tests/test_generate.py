@@ -211,3 +211,9 @@ def test_the_first_difference_of_equal_results_is_none(pair):
     [batch] = batches(pair, ["The quick"], dataclasses.replace(SMALL, batch_size=1))
     result = decode_plain(pair, batch, SMALL)
     assert first_difference(pair, result, result, 0) is None
+
+
+def test_a_batch_has_no_more_rows_than_there_are_lines(pair):
+    settings = dataclasses.replace(SMALL, batch_size=10**12)
+    [batch] = batches(pair, ["The quick", "", "fox"], settings)
+    assert batch.inputs.shape[0] == 3

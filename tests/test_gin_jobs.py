@@ -1,5 +1,7 @@
 """Jobs configured by gin, with T5X's flags."""
 
+import re
+
 import gin
 import pytest
 
@@ -70,8 +72,23 @@ def test_shipped_files_are_found_from_anywhere(name, tmp_path, monkeypatch):
     [
         (["--gin_file=runs/none.gin"], "none.gin"),
         (["--gin_file=runs/train.gin", "--gin.RUN_DIR=("], "gin: "),
-        (["--gin_file=runs/train.gin", "--gin.train.train.sead=1"], "sead"),
+        (["--gin_file=runs/train.gin", "--gin.RUN_DIR=runs/a"], "--gin.RUN_DIR='\"...\"'"),
+        (["--gin_file=runs/train.gin", "--gin.TOTL_STEPS=1"], "did you mean TOTAL_STEPS?"),
+        (["--gin_file=runs/train.gin", "--gin.XYZ=1"], "gin: the job's files know no XYZ."),
+        (
+            ["--gin_file=runs/train.gin", "--gin.train.train.sead=1"],
+            "'sead'; did you mean train.train.seed?",
+        ),
+        (
+            ["--gin_file=runs/train.gin", "--gin.trian.train.seed=1"],
+            "'trian.train'; did you mean train.train.seed?",
+        ),
         (["--gin_file=runs/train.gin"], "The job needs --gin.RUN_DIR=VALUE"),
+        (["--gin_file=mixtures/debian.gin"], "The job needs --gin.RUN_DIR=VALUE"),
+        (
+            ["--gin_file=runs/train.gin", "--gin.MODEL=1", "--gin.RUN_DIR=5"],
+            "RUN_DIR must be text, not 5",
+        ),
     ],
 )
 def test_a_wrong_job_is_one_sentence(arguments, message, capsys):
@@ -100,5 +117,16 @@ def test_a_tiny_training_run(job, tmp_path):
     assert main.run(["train", *job]) == 0
     assert (tmp_path / "run" / "last" / "config.json").is_file()
     config = (tmp_path / "run" / "config.gin").read_text()
-    assert "TOTAL_STEPS = 2" in config or "total_steps = 2" in config or "%TOTAL_STEPS" in config
-    assert "emb_dim = 16" in config
+    assert re.search(r"^TOTAL_STEPS = 2$", config, re.M)
+    assert re.search(r"^MODEL/t5\.T5Config\.emb_dim = 16$", config, re.M)
+
+
+def test_a_refused_job_leaves_the_configuration_of_the_run_before(job, tmp_path, capsys):
+    (tmp_path / "run").mkdir()
+    config = tmp_path / "run" / "config.gin"
+    config.write_text("# of the run before\n")
+    assert main.run(["train", *job, "--gin.train.train.log_every=0"]) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "specdec: log_every must be a whole number, 1 or above, not 0."
+    )
+    assert config.read_text() == "# of the run before\n"

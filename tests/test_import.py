@@ -25,7 +25,7 @@ HEAVY = {"tensorflow", "tensorstore", "orbax", "optax", "seqio", "t5x", "torch",
 def measured():
     root = Path(specdec_jax.__file__).parents[1]
     runs = []
-    for _ in range(2):  # the first may read files from a cold disk
+    for _ in range(3):  # the first may read files from a cold disk
         run = subprocess.run(
             [sys.executable, "-c", MEASURE], cwd=root, capture_output=True, check=True
         )
@@ -38,7 +38,7 @@ def test_nothing_heavy_is_imported(measured):
 
 
 def test_it_takes_little_beyond_jax(measured):
-    assert measured[0] < 2.0, "0.4 s on an idle machine; busy ones get the rest"
+    assert measured[0] < 1.0, "0.4 s on an idle machine, the best of three on a busy one"
 
 
 def test_a_missing_extra_is_one_sentence_with_the_command():

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from jax.errors import JaxRuntimeError
 
 from specdec_jax import main, pretrained, terminal
 from tests.tiny_pair import tiny_pair
@@ -137,6 +138,8 @@ def wrong(capsys, code, *arguments):
         (["generate", "x", "--top_k=-1"], "top_k"),
         (["generate", "x", "--batch_size=0"], "batch_size"),
         (["generate", "x", "--max_new_tokens=0"], "max_new_tokens"),
+        (["generate", "x", "--max_new_tokens=9999999999999"], "at most 1048576"),
+        (["generate", "x", "--gamma=9999999999999"], "at most 1048576"),
         (["generate", "x", "--seed=-1"], "seed"),
         (["generate", "x", "--task=resture"], "restore, ende, synopsis"),
         (["generate", "x", "--task=ende", "--prefix=y"], "not both"),
@@ -212,6 +215,10 @@ def test_an_interrupted_run_says_how_to_go_on(tmp_path, capsys, monkeypatch):
     assert "another gamma" in wrong(
         capsys, 1, "generate", f"--model={tiny_pair()}", *SMALL, *files, "--gamma=2"
     )
+    with monkeypatch.context() as changed:  # new weights of the same name
+        changed.setattr(pretrained, "fingerprint", lambda *_, **__: "another")
+        assert generate(*files) == 1
+        assert "another checkpoint" in capsys.readouterr().err
     assert generate(*files) == 0
     assert "Going on after row 4 of 10." in capsys.readouterr().err
     rows = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
@@ -264,6 +271,38 @@ def test_the_demo_fails_where_a_sentence_differs(capsys, sentences, monkeypatch)
     out = capsys.readouterr().out
     assert "restore differs in row 1: token 2 is" in out
     assert "identical to the target alone: 0 of 1" in out
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"a": 1}\n', 'own.jsonl:1 must be an object with the texts "task" and "inputs"'),
+        ("\n[1]\n", "own.jsonl:2 must be an object"),
+        ('{"task": 1, "inputs": "x"}', "own.jsonl:1 must be an object"),
+        ("{]\n", "own.jsonl:1 is not JSON"),
+        ("\xff\n", "own.jsonl:1 is not JSON"),
+        ("\n", "own.jsonl holds no sentences"),
+        ('{"task": "fly", "inputs": "x"}', "no task 'fly'; there are restore, ende, synopsis"),
+    ],
+)
+def test_wrong_sentences_of_ones_own(capsys, tmp_path, text, message):
+    (tmp_path / "own.jsonl").write_text(text, "latin-1")
+    assert message in wrong(capsys, 1, "demo", f"--sentences={tmp_path / 'own.jsonl'}")
+
+
+@pytest.mark.parametrize("error", [MemoryError(), JaxRuntimeError("RESOURCE_EXHAUSTED: 9 GB")])
+def test_too_little_memory_is_one_sentence(capsys, monkeypatch, error):
+    def full(*_, **__):
+        raise error
+
+    monkeypatch.setattr(pretrained, "load", full)
+    assert "not enough memory: try a smaller batch_size" in wrong(capsys, 1, "generate", "x")
+
+
+@pytest.mark.parametrize("closed", ["stdout", "stderr"])
+def test_a_closed_stream_swallows_what_is_written(monkeypatch, closed):
+    monkeypatch.setattr(sys, closed, None)
+    assert generate("The quick") == 0
 
 
 def test_version_and_help(capsys):

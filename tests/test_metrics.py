@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from specdec_jax import metrics
+from specdec_jax.errors import MissingExtraError
 
 
 def test_restored_counts_aligned_words():
@@ -40,7 +41,8 @@ def test_rouge_by_hand():
 def test_a_missing_package_names_the_extra(name, monkeypatch):
     monkeypatch.setitem(sys.modules, "sacrebleu", None)
     monkeypatch.setitem(sys.modules, "rouge_score", None)
-    with pytest.raises(ImportError, match=r"pip install 'specdec_jax\[report\]'"):
+    monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'specdec_jax\[report\]'"):
         metrics.METRICS[name](["a"], ["a"])
 
 

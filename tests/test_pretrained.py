@@ -104,3 +104,17 @@ def test_the_held_out_sentences(tmp_path):
     assert {"restore", "ende", "synopsis"} == {row["task"] for row in rows}
     (tmp_path / "own.jsonl").write_text(json.dumps({"task": "ende", "inputs": "x\u2028y"}) + "\n\n")
     assert pretrained.held_out(tmp_path / "own.jsonl") == [{"task": "ende", "inputs": "x\u2028y"}]
+
+
+def test_a_fingerprint_is_of_what_the_files_hold(tmp_path):
+    for name in ("one", "two"):
+        shutil.copytree(tiny_pair(), tmp_path / name)
+    first = pretrained.fingerprint(tmp_path / "one")
+    assert first == pretrained.fingerprint(tmp_path / "two") != ""
+    config = tmp_path / "two" / "draft" / "config.json"
+    config.write_text(config.read_text() + " ")
+    second = pretrained.fingerprint(tmp_path / "two")
+    assert second == pretrained.fingerprint(tmp_path / "one", draft=tmp_path / "two") != first
+    (tmp_path / "two" / "spiece.model").write_bytes(b"")
+    assert pretrained.fingerprint(tmp_path / "two") not in (first, second)
+    assert pretrained.fingerprint(tmp_path / "none") == ""

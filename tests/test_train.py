@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import jax
 import pytest
 
 from specdec_jax import checkpoints, data, train
+from specdec_jax.errors import UserError
 from specdec_jax.optimization import Optimizer, Schedule
 from specdec_jax.t5 import T5Config
 from tests.fixtures_text import corpora, spiece  # noqa: F401
@@ -203,10 +205,61 @@ def test_other_batches_are_refused(tmp_path, corpora, spiece):  # noqa: F811
     assert run(tmp_path, corpora, spiece, schedule=Schedule(4), save_every=2).step == 4
 
 
+def test_a_damaged_checkpoint_is_named_with_what_to_do(tmp_path, corpora, spiece):  # noqa: F811
+    run(tmp_path, corpora, spiece, schedule=Schedule(2), save_every=1)
+    newest = tmp_path / "checkpoints" / "2"
+    for file in [path for path in newest.rglob("*") if path.is_file() and "/d/" in str(path)]:
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.raises(ValueError, match="/2 is damaged: remove it to go on from step 1") as error:
+        run(tmp_path, corpora, spiece, schedule=Schedule(3))
+    assert "\n" not in str(error.value)
+    shutil.rmtree(newest / "state")
+    with pytest.raises(ValueError, match="/2 is damaged: remove it to go on from step 1"):
+        run(tmp_path, corpora, spiece, schedule=Schedule(3))
+    shutil.rmtree(newest)
+    assert run(tmp_path, corpora, spiece, schedule=Schedule(3)).step == 3
+
+
+def test_a_finished_run_called_again_keeps_its_scores(tmp_path, corpora, spiece):  # noqa: F811
+    first = run(tmp_path, corpora, spiece, schedule=Schedule(2))
+    about = (tmp_path / "last" / "config.json").read_text()
+    again = run(tmp_path, corpora, spiece, schedule=Schedule(2))
+    assert again.validation == first.validation
+    assert (tmp_path / "last" / "config.json").read_text() == about
+
+
+def test_two_processes_do_not_train_in_one_directory(tmp_path, corpora, spiece):  # noqa: F811
+    with (
+        train._locked(str(tmp_path)),
+        pytest.raises(UserError, match="Another process trains in"),
+    ):
+        run(tmp_path, corpora, spiece)
+
+
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, corpora, spiece):  # noqa: F811
     wild = Optimizer("adamw", learning_rate=1e30, clip=0.0)
     with pytest.raises(FloatingPointError, match=r"step \d+ is .*lower the learning rate"):
         run(tmp_path, corpora, spiece, optimizer=wild)
+
+
+def test_a_split_of_no_usable_pair_is_refused(tmp_path, spiece):  # noqa: F811
+    (tmp_path / "restore-validation.tsv").write_text("tiny\t\n" + "files " * 20 + "\tfiles\n")
+    task = data.Task("restore", "", str(tmp_path))
+    with pytest.raises(ValueError, match="'restore' is left of its split validation"):
+        train._load_pairs([task], "validation", spiece, T5Config(**CONFIG), 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("eval_batches", 0), ("log_every", 0), ("eval_every", 0), ("save_every", 0),
+        ("num_buckets", 0), ("tokens_per_batch", -5), ("keep", 0.5),
+    ],
+)  # fmt: skip
+def test_counts_below_one_are_refused_on_entry(name, value, tmp_path, corpora, spiece):  # noqa: F811
+    with pytest.raises(ValueError, match=rf"^{name} must be a whole number, 1 or above, not"):
+        run(tmp_path / "run", corpora, spiece, **{name: value})
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_vocabulary_that_is_too_large_is_refused(tmp_path, corpora, spiece):  # noqa: F811

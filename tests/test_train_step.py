@@ -44,6 +44,11 @@ def test_label_smoothing_and_z_loss():
     np.testing.assert_allclose(extra, 0.01 * jax.nn.logsumexp(logits, -1) ** 2, rtol=1e-3)
 
 
+def test_a_task_without_validation_is_no_perfect_score():
+    with pytest.raises(ValueError, match="'ende' has no validation pair"):
+        train_step.validate(lambda *_: (0.0, 0.0, 0.0), {}, {"ende": []}, {"ende": 1.0})
+
+
 @pytest.mark.parametrize("name", ["muon", "adamw", "adafactor"])
 def test_every_optimizer_learns_one_batch(name):
     config = CONFIG
