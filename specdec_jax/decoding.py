@@ -28,9 +28,7 @@ from specdec_jax.types import (
     VerifyRule,
 )
 from specdec_jax.verification import ExactRule
-
-START_ID = 0  # T5 starts decoding from the padding token
-EOS_ID = 1
+from specdec_jax.vocabulary import EOS_ID, PAD_ID
 
 
 def speculative_init(
@@ -203,7 +201,7 @@ def _start(
     batch, slots = inputs.shape[0], max_new_tokens + gamma + 1
     guesses = jnp.zeros((batch, gamma), jnp.int32)
     return DecodeState(
-        tokens=jnp.full((batch, slots), 0, jnp.int32).at[:, 0].set(START_ID),
+        tokens=jnp.full((batch, slots), PAD_ID, jnp.int32)  # the first starts the row,
         log_probs=jnp.zeros((batch, slots), jnp.float32),
         length=jnp.ones((batch,), jnp.int32),
         done=jnp.zeros((batch,), bool),

@@ -108,6 +108,15 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
     add("--gamma", type=int, help="guesses a round (7)")
 
 
+def _add_trained_length(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--input_length",
+        type=int,
+        default=64,
+        help="the most tokens of a source; 64, the default, is what the shipped pair was trained on",
+    )
+
+
 def _add_demo(commands: Any) -> None:
     parser = commands.add_parser(
         "demo", help="show the shipped pair on held-out sentences", allow_abbrev=False
@@ -116,6 +125,7 @@ def _add_demo(commands: Any) -> None:
     add = parser.add_argument
     add("--num_sentences", type=int, default=60)
     add("--repeats", type=int, default=3, help="timed runs of each sentence, each way")
+    _add_trained_length(parser)
     add("--sentences", metavar="FILE", help="other sentences: JSONL of task and inputs")
     parser.set_defaults(run=_demo)
 
@@ -138,7 +148,7 @@ def _add_evaluate(commands: Any) -> None:
     add("--seed", type=int, help="of all sampling (0)")
     add("--batch_size", type=int, default=16, help="sources decoded together (16)")
     add("--max_new_tokens", type=int, help="the most tokens of a prediction (128)")
-    add("--input_length", type=int, help="the most tokens of a source (512)")
+    _add_trained_length(parser)
     parser.set_defaults(run=_evaluate)
 
 

@@ -23,14 +23,13 @@ from specdec_jax.layers import (
     product,
     write_at,
 )
+from specdec_jax.vocabulary import PAD_ID
 
 _SIZES = (
     *("vocab_size", "emb_dim", "num_heads", "head_dim", "mlp_dim"),
     *("num_encoder_layers", "num_decoder_layers"),
 )
 ACTIVATIONS = {"gelu", "linear", "relu", "silu"}
-
-PAD_ID = 0  # also the decoder's start token, as T5 has it
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 import sentencepiece
 
-PAD_ID = 0
+PAD_ID = 0  # also starts every decode, as T5 has it
 EOS_ID = 1
 UNK_ID = 2
 
