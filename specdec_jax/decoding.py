@@ -201,7 +201,7 @@ def _start(
     batch, slots = inputs.shape[0], max_new_tokens + gamma + 1
     guesses = jnp.zeros((batch, gamma), jnp.int32)
     return DecodeState(
-        tokens=jnp.full((batch, slots), PAD_ID, jnp.int32)  # the first starts the row,
+        tokens=jnp.full((batch, slots), PAD_ID, jnp.int32),  # the first starts the row
         log_probs=jnp.zeros((batch, slots), jnp.float32),
         length=jnp.ones((batch,), jnp.int32),
         done=jnp.zeros((batch,), bool),

@@ -113,7 +113,7 @@ def _add_trained_length(parser: argparse.ArgumentParser) -> None:
         "--input_length",
         type=int,
         default=64,
-        help="the most tokens of a source; 64, the default, is what the shipped pair was trained on",
+        help="the most tokens of a source (64, as the shipped pair was trained)",
     )
 
 
