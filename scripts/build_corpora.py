@@ -257,21 +257,23 @@ def summarize(kept: dict[str, list[Row]], dropped: dict[str, int]) -> dict[str, 
 def pick_sample(kept: dict[str, list[Row]]) -> Iterator[dict[str, str]]:
     """Picks the held-out sample from the test splits, by hash and nothing else.
 
-    Half of the sentences to restore are English, half German.
+    Half of the sentences to restore are English, half German, in turn.
     """
     for task, (count, shortest, longest) in SAMPLE.items():
         rows = [row for row in kept[f"{task}-test"] if shortest <= len(row.targets) <= longest]
-        languages = sorted({row.language for row in rows})
-        for language in languages:
-            mine = [row for row in rows if row.language == language and len(row.inputs) <= 600]
-            mine.sort(key=lambda row: hash_fraction("sample:" + row.targets))
-            for row in mine[: count // len(languages)]:
-                yield {
-                    "task": task,
-                    "inputs": PREFIXES[task] + row.inputs,
-                    "targets": row.targets,
-                    "source": f"{row.source}/{row.language}",
-                }
+        rows = [row for row in rows if len(row.inputs) <= 600]
+        rows.sort(key=lambda row: hash_fraction("sample:" + row.targets))
+        languages = sorted({row.language for row in rows}, reverse=True)
+        for turn in range(count // max(len(languages), 1)):
+            for language in languages:
+                mine = [row for row in rows if row.language == language]
+                for row in mine[turn : turn + 1]:
+                    yield {
+                        "task": task,
+                        "inputs": PREFIXES[task] + row.inputs,
+                        "targets": row.targets,
+                        "source": f"{row.source}/{row.language}",
+                    }
 
 
 def build(args: argparse.Namespace) -> dict[str, object]:

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from specdec_jax.sampling import Sampling
@@ -84,7 +85,8 @@ def check_plain(
             f"{list(inputs.shape)}."
         )
     if not isinstance(inputs, jax.core.Tracer):
-        largest, smallest = int(inputs.max()), int(inputs.min())
+        ids = np.asarray(inputs)  # on the host: two small programs fewer before the large one
+        largest, smallest = int(ids.max()), int(ids.min())
         if smallest < 0 or largest >= target.vocab_size:
             raise ValueError(
                 f"inputs hold the id {smallest if smallest < 0 else largest}, outside the "
@@ -115,9 +117,11 @@ def check_plain(
 
 def checked(result: DecodeResult) -> DecodeResult:
     """Raises where the target gave a NaN; inside a jit the caller reads `finite`."""
-    if isinstance(result.finite, jax.core.Tracer) or result.finite.all():
+    if isinstance(result.finite, jax.core.Tracer):
         return result
-    rows = [int(row) for row in jnp.flatnonzero(~result.finite)]
+    rows = np.flatnonzero(~np.asarray(result.finite))
+    if not len(rows):
+        return result
     raise FloatingPointError(
         f"The target's logits held a NaN in row {', '.join(map(str, rows))}: check its "
         "parameters, or run it in float32."

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from specdec_jax.generate import TASKS, Settings, generate
+from specdec_jax.generate import TASKS, Settings, batches, check_lengths, decode, read
 from specdec_jax.metrics import METRICS
 from specdec_jax.pretrained import Pair
 from specdec_jax.sampling import Sampling
@@ -66,15 +66,17 @@ def evaluate(
         )
     score = METRICS[TASKS[task].metric]
     copy = score(sources, references)
+    settings = dataclasses.replace(settings, task=task, prefix="")
+    check_lengths(pair, sources, settings)
     # Sources of like length share a batch, so that little of it is padding.
     order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
     acceptance, predictions = [], [""] * len(sources)
     for temperature in temperatures:
         tokens = calls = examined = accepted = 0
-        now = dataclasses.replace(settings, task=task, prefix="", sampling=Sampling(temperature))
+        now = dataclasses.replace(settings, sampling=Sampling(temperature))
         places = iter(order)
-        for batch in generate(pair, [sources[i] for i in order], now):
-            for row in batch:
+        for batch in batches(pair, [sources[i] for i in order], now):
+            for row in read(pair, batch, decode(pair, batch, now)):
                 tokens += len(row.tokens)
                 calls += row.rounds
                 examined += row.examined
@@ -82,7 +84,7 @@ def evaluate(
                 place = next(places)
                 if temperature == 0:
                     predictions[place] = row.prediction
-            progress(len(batch))
+            progress(len(batch.lines))
         acceptance.append(
             Acceptance(temperature, accepted / max(examined, 1), tokens / max(calls, 1))
         )
