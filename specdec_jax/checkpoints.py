@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -107,6 +108,8 @@ def save_params(
         stored = jax.tree.map(lambda x: np.asarray(x).astype(jnp.dtype(dtype)), params)
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
             checkpointer.save(os.path.join(partial, _PARAMS), stored)
+        # A note that names the directory written to, which is not where the weights will be.
+        Path(partial, _PARAMS, "commit_success.txt").unlink(missing_ok=True)
         fields = dataclasses.asdict(config)
         if extra:
             fields["about"] = extra

@@ -175,3 +175,10 @@ def test_parameters_that_do_not_fit_are_not_saved(tmp_path, params):
     with pytest.raises(ValueError, match="have unknown novel/kernel"):
         checkpoints.save_params(tmp_path / "weights", CONFIG, odd)
     assert os.listdir(tmp_path) == []
+
+
+def test_nothing_written_names_where_it_was_written(tmp_path, params):
+    checkpoints.save_params(tmp_path / "model", CONFIG, params)
+    files = [path for path in (tmp_path / "model").rglob("*") if path.is_file()]
+    assert len(files) > 3
+    assert not [path for path in files if os.fsencode(tmp_path) in path.read_bytes()]
