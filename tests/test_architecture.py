@@ -12,8 +12,8 @@ FLOORS = [
     {"extras", "types", "layers", "vocabulary"},
     {"metrics", "verification", "t5", "data", "optimization"},
     {"drafters.model", "model", "checkpoints", "train_step"},
-    {"arguments", "pretrained", "train"},
-    {"decoding"},
+    {"arguments", "pretrained", "training_run"},
+    {"decoding", "train"},
     {"", "trace"},  # "" is the package itself
     {"generate", "gin_jobs", "terminal"},
     {"batch_job", "evaluation", "speed"},

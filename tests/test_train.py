@@ -12,7 +12,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from specdec_jax import checkpoints, data, train
+from specdec_jax import checkpoints, data, train, training_run
 from specdec_jax.errors import UserError
 from specdec_jax.optimization import Optimizer, Schedule
 from specdec_jax.t5 import T5Config
@@ -104,7 +104,7 @@ def same(a, b):
 
 
 def losses(run_dir):
-    return [x for line in train.read_log(run_dir) for x in line.get("losses", [])]
+    return [x for line in training_run.read_log(run_dir) for x in line.get("losses", [])]
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ def unbroken(tmp_path_factory, corpora, spiece):  # noqa: F811
 def test_a_run_learns_and_leaves_its_files(unbroken, corpora, spiece):  # noqa: F811
     directory, result = unbroken
     assert result.finished and result.step == 12
-    log = train.read_log(directory)
+    log = training_run.read_log(directory)
     seen = losses(directory)
     assert len(seen) == 12 and seen[-1] < seen[0]
     validations = {line["step"]: line["validation"] for line in log if "validation" in line}
@@ -147,7 +147,7 @@ def test_killed_run_goes_on_bit_for_bit(tmp_path, corpora, spiece):  # noqa: F81
         process.kill()
         process.wait()
     assert process.returncode == -signal.SIGKILL
-    reached = train.read_log(broken)[-1]["step"]
+    reached = training_run.read_log(broken)[-1]["step"]
     assert reached < 40  # else this machine is too fast for this test: lengthen the runs
     result = run(broken, corpora, spiece, **rest)
     assert result.finished
@@ -163,7 +163,7 @@ def test_sigterm_saves_and_exits_cleanly(tmp_path, corpora, spiece):  # noqa: F8
     finally:
         process.kill()
     steps = [int(s) for s in os.listdir(tmp_path / "checkpoints") if s.isdigit()]
-    assert max(steps) >= train.read_log(tmp_path)[-1]["step"] >= 6
+    assert max(steps) >= training_run.read_log(tmp_path)[-1]["step"] >= 6
     assert max(steps) < 100000
 
 
