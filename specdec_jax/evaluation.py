@@ -5,7 +5,7 @@ is measured at temperature 0 and 1 on what the pair writes itself.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from specdec_jax.generate import TASKS, Settings, batches, check_lengths, decode, read
@@ -32,6 +32,12 @@ class Evaluation(NamedTuple):
     copy: dict[str, float]  # what copying the sources would score
     acceptance: tuple[Acceptance, ...]
     predictions: list[str]  # greedy
+
+
+def check_metrics(tasks: Iterable[str]) -> None:
+    """Raises where a package is missing that scores one of these tasks, before any work."""
+    for task in tasks:
+        METRICS[TASKS[task].metric](["a text"], ["a text"])
 
 
 def evaluate(

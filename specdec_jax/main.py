@@ -202,6 +202,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
             f"{directory} holds no text pairs: none of {', '.join(f.name for f in files.values())} "
             "is there; scripts/build_corpora.py makes them, --data_dir names another directory."
         )
+    evaluation.check_metrics(texts)
     pair = _load(arguments)
     rows = 2 * sum(len(sources) for sources, _ in texts.values())
     with terminal.progress(rows, 0) as advance:

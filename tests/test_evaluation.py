@@ -72,3 +72,17 @@ def test_the_command_says_where_pairs_come_from(tmp_path, capsys):
 def test_the_command_refuses_no_examples(capsys):
     assert main.run(["evaluate", "--max_examples=0"]) == 2
     assert "--max_examples" in capsys.readouterr().err
+
+
+def test_a_missing_package_is_told_before_any_work(tmp_path, monkeypatch, capsys):
+    def missing(*_):
+        raise ImportError("needs a package that is not there")
+
+    def load(*_, **__):
+        raise AssertionError("nothing should be loaded")
+
+    (tmp_path / "ende-test.tsv").write_text("a\tb\n")
+    monkeypatch.setitem(evaluation.METRICS, "bleu", missing)
+    monkeypatch.setattr(pretrained, "load", load)
+    assert main.run(["evaluate", f"--data_dir={tmp_path}"]) == 1
+    assert "needs a package" in capsys.readouterr().err
