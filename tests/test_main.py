@@ -328,7 +328,9 @@ ROWS = 30_000
 def test_a_real_interrupt_and_a_real_rerun(tmp_path):
     source, output = tmp_path / "in", tmp_path / "out"
     source.write_text("".join(f"fox {i}\n" for i in range(ROWS)))
-    command = [*COMMAND, "generate", f"--model={tiny_pair()}", *SMALL]
+    # Where the tests are a shell's background job, SIGINT is ignored from the start.
+    heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    command = [*COMMAND[:-1], heed + COMMAND[-1], "generate", f"--model={tiny_pair()}", *SMALL]
     command += [f"--input={source}", f"--output={output}"]
     process = subprocess.Popen(  # a row at a time: minutes of work, cut off in its first second
         [*command, "--batch_size=1"],
