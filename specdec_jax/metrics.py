@@ -91,7 +91,7 @@ def restored(predictions: Sequence[str], references: Sequence[str]) -> dict[str,
     Returns:
       {"words": percentage of the references' words restored, "exact": percentage of
       texts restored to the letter, "aligned": percentage of texts with the right
-      number of words}; and {"copy_words", "copy_exact"} if sources are given.
+      number of words}.
 
     Raises:
       ValueError: unequal or zero numbers of texts.
