@@ -46,6 +46,11 @@ class T5Model:
         """Feeds int32[B, k] tokens -> float32[B, k, V] logits and the cache."""
         return self.module.apply({"params": params}, cache, tokens, positions, method="extend")
 
+    def select(self, cache: DecoderCache, rows: Array) -> DecoderCache:
+        """Moves prefixes between rows, int32[B], of one source, whose own part stays put."""
+        moved = jax.tree.map(lambda leaf: leaf[rows], cache.self_attention)
+        return cache._replace(self_attention=moved)
+
 
 def t5_model(config: T5Config) -> T5Model:
     """The T5 in the orientation that suits the default back end."""

@@ -12,7 +12,7 @@ from jax import Array
 from specdec_jax.sampling import Noise, Sampling
 
 Params = Any  # a pytree of arrays
-Cache = Any  # a pytree of arrays, whatever a model keeps of a prefix
+Cache = Any  # a pytree of arrays, whatever a model keeps of a prefix; their first axis is B
 
 
 class Model(Protocol):
@@ -38,6 +38,9 @@ class Model(Protocol):
         and nothing after the last position fed is ever read. Returns the logits
         of the token that follows each one, float32[B, k, V], and the cache.
         """
+
+    def select(self, cache: Cache, rows: Array) -> Cache:
+        """Lets row b go on from the prefix of row `rows[b]`, int32[B], of the same source."""
 
 
 class Draft(NamedTuple):

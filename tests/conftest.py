@@ -44,6 +44,10 @@ class TableModel:
         logits = jnp.where((previous >= 0)[..., None], params[place, previous, tokens], jnp.nan)
         return logits, (source, slots)
 
+    def select(self, cache: tuple[Array, Array], rows: Array) -> tuple[Array, Array]:
+        source, slots = cache
+        return source, slots[rows]
+
 
 def table_params(seed: int, vocab_size: int, places: int = 7, scale: float = 2.0) -> Array:
     """Random logits for a `TableModel`."""

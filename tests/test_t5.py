@@ -175,3 +175,15 @@ def test_lists_in_a_config_are_hashable_and_equal() -> None:
     # gin and JSON give lists; a config must still be a static argument of a jit.
     listed = T5Config(vocab_size=8, mlp_activations=["relu"])  # type: ignore[arg-type]
     assert hash(listed) == hash(T5Config(vocab_size=8, mlp_activations=("relu",)))
+
+
+def test_a_selected_prefix_goes_on_in_another_row() -> None:
+    model, params = tiny_t5(0)
+    inputs = jnp.repeat(sources(1, 8, 40), 3, axis=0)
+    prefixes = jnp.asarray([[0, 5], [0, 7], [0, 9]])
+    places = jnp.broadcast_to(jnp.arange(2), (3, 2))
+    _, cache = model.extend(params, model.prefill(params, inputs, 4), prefixes, places)
+    rows, last = jnp.asarray([2, 0, 0]), jnp.full((3, 1), 3)
+    moved, _ = model.extend(params, model.select(cache, rows), last, last - 1)
+    alone, _ = model.extend(params, cache, last, last - 1)
+    np.testing.assert_array_equal(moved, alone[rows])
