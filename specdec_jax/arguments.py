@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from specdec_jax.gamma import FixedGamma, GammaPolicy
 from specdec_jax.sampling import Sampling
-from specdec_jax.types import DecodeResult, Drafter, Model
+from specdec_jax.types import DecodeResult, Drafter, Model, VerifyRule
 
 # Checkpoints of one vocabulary are padded to different multiples (32100, 32128);
 # a larger difference means different vocabularies.
@@ -35,15 +36,27 @@ def check_speculative(
     drafter: Drafter,
     inputs: Array,
     key: Array | None,
-    gamma: int,
     max_new_tokens: int,
     sampling: Sampling,
     eos_id: int,
 ) -> tuple[Array, Array]:
     """Refuses wrong arguments of a speculative decode; as `check_plain` otherwise."""
-    _whole("gamma", gamma, "; for no guesses use autoregressive_decode")
     _check_vocabularies(target.vocab_size, drafter.vocab_size)
     return check_plain(target, inputs, key, max_new_tokens, sampling, eos_id)
+
+
+def check_gamma(gamma: int | GammaPolicy) -> GammaPolicy:
+    """Takes a number of guesses for the policy that always makes as many."""
+    if isinstance(gamma, GammaPolicy):
+        return gamma
+    _whole("gamma", gamma, "; for no guesses use autoregressive_decode")
+    return FixedGamma(operator.index(gamma))
+
+
+def check_single(rule: VerifyRule) -> None:
+    """Refuses a rule for several drafts where none guesses."""
+    if rule.num_drafts > 1:
+        raise ValueError(f"{rule} judges several drafts; to decode plainly use ExactRule().")
 
 
 def _check_vocabularies(target: int, draft: int) -> None:

@@ -10,17 +10,27 @@ guesses of a last round.
 """
 
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specdec_jax.arguments import check_plain, check_speculative, checked
-from specdec_jax.sampling import GREEDY, Sampling, distribution, draw_noise, sample
+from specdec_jax.arguments import (
+    check_gamma,
+    check_plain,
+    check_single,
+    check_speculative,
+    checked,
+)
+from specdec_jax.gamma import GammaPolicy
+from specdec_jax.sampling import GREEDY, Noise, Sampling, distribution, window
 from specdec_jax.types import (
+    Cache,
     DecodeResult,
     DecodeState,
+    Draft,
     Drafter,
     Model,
     Params,
@@ -39,7 +49,8 @@ def speculative_init(
     inputs: Array,
     keys: Array,
     *,
-    gamma: int,
+    gamma: GammaPolicy,
+    rule: VerifyRule,
     max_new_tokens: int,
 ) -> DecodeState:
     """The state before the first round: target and draft have read the sources.
@@ -51,18 +62,33 @@ def speculative_init(
       draft_params: its parameters.
       inputs: int32[B, T], sources.
       keys: key[B].
-      gamma: guesses a round.
+      gamma: how many guesses a round.
+      rule: what to accept.
       max_new_tokens: N.
     """
-    return _start(
-        target,
-        target_params,
-        inputs,
-        keys,
-        gamma=gamma,
-        max_new_tokens=max_new_tokens,
-        draft_state=drafter.init(draft_params, inputs, max_new_tokens + gamma + 1),
+    batch, most, slots = inputs.shape[0], gamma.widths[-1], max_new_tokens + gamma.widths[-1] + 1
+    state = _start(
+        target, target_params, inputs, keys, gamma=most, rule=rule, max_new_tokens=max_new_tokens
     )
+    draft_state = drafter.init(
+        draft_params, inputs, slots, gamma=most, target_cache=state.target_cache
+    )
+    state = state._replace(draft_state=draft_state, gamma_state=gamma.init(batch))
+    return state if rule.num_drafts == 1 else _repeat(state, keys, rule)
+
+
+def _repeat(state: DecodeState, keys: Array, rule: VerifyRule) -> DecodeState:
+    """Makes m rows of each, of which each guesses by noise of its own."""
+    m, slots = rule.num_drafts, state.tokens.shape[1]
+    of_draft = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
+    keys = jax.vmap(of_draft, in_axes=(0, None))(keys, jnp.arange(m)).reshape(-1)
+    noise = rule.draw_noise(keys, slots)
+    shared = {"calls", "noise"}
+    rows = {
+        name: part if name in shared else jax.tree.map(lambda x: jnp.repeat(x, m, axis=0), part)
+        for name, part in state._asdict().items()
+    }
+    return DecodeState(**rows)._replace(noise=noise)
 
 
 def speculative_step(
@@ -72,7 +98,7 @@ def speculative_step(
     draft_params: Params,
     state: DecodeState,
     *,
-    gamma: int,
+    gamma: GammaPolicy,
     sampling: Sampling,
     rule: VerifyRule,
     max_new_tokens: int,
@@ -83,71 +109,116 @@ def speculative_step(
     Returns the state with between 1 and gamma + 1 more tokens in each row that was
     not done, and what happened in this round alone.
     """
-    noise = state.noise.at(state.length, gamma + 1)
+    most = gamma.widths[-1]
+    noise = state.noise.at(state.length, most + 1)
 
-    # Sample gamma guesses x_1..x_gamma from the draft, autoregressively.
+    # Sample up to gamma guesses x_1..x_gamma from the draft, autoregressively.
+    budget = gamma.budget(state.gamma_state)
+    room = jnp.where(state.done, 0, max_new_tokens - state.length)  # for guesses that can stand
     draft, draft_state = drafter.propose(
         draft_params,
         state.draft_state,
         state.tokens,
         state.length,
         noise,
-        gamma=gamma,
+        budget._replace(guesses=jnp.minimum(budget.guesses, room)),
+        gamma=most,
         vocab_size=target.vocab_size,
         sampling=sampling,
     )
 
+    # Verify them, in the smallest of the widths that were compiled which holds them all.
+    def verify(width: int) -> Callable[[Cache], _Verified]:
+        return lambda cache: _verify(
+            target, target_params, cache, state, draft, noise, width, sampling, rule
+        )
+
+    made = jnp.max(jnp.sum(jnp.cumprod(draft.valid, axis=1), axis=1))
+    smallest = jnp.sum(made > jnp.asarray(gamma.widths))
+    verified = jax.lax.switch(smallest, [verify(g) for g in gamma.widths], state.target_cache)
+
+    # Return the accepted guesses and the token that follows them.
+    state = state._replace(target_cache=verified.cache, draft_state=draft_state)
+    state, kept = _commit(state, verified, max_new_tokens, eos_id)
+    state, info = _count(state, kept, verified)
+    learnt = gamma.update(state.gamma_state, info.examined.sum(axis=1), info.accepted.sum(axis=1))
+    return state._replace(gamma_state=learnt), info
+
+
+class _Verified(NamedTuple):
+    """What a round's verification gave. R rows."""
+
+    cache: Cache  # the target's
+    n: Array  # int32[R], accepted guesses
+    emitted: Array  # int32[R, gamma + 1], the accepted guesses, the token after them, anything
+    log_probs: Array  # float32[R, gamma + 1], the target's of each; NaN if its logits held one
+    valid: Array  # bool[R, gamma], the guesses that were judged
+
+
+def _verify(
+    target: Model,
+    target_params: Params,
+    cache: Cache,
+    state: DecodeState,
+    draft: Draft,
+    noise: Noise,
+    width: int,
+    sampling: Sampling,
+    rule: VerifyRule,
+) -> _Verified:
+    """The target's part of Algorithm 1, on the first `width` of gamma guesses.
+
+    The guesses behind them must not have been made.
+    """
+    short = draft.tokens.shape[1] - width
+    draft = jax.tree.map(lambda x: x[:, :width], draft)
+    noise = jax.tree.map(lambda x: x[:, : width + 1], noise)
+
     # Run the target on the prefix and all its extensions, in parallel.
-    last = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
+    last = window(state.tokens, state.length - 1, 1)
     fed = jnp.concatenate([last, draft.tokens], axis=1)
-    positions = state.length[:, None] - 1 + jnp.arange(gamma + 1)
-    logits, target_cache = target.extend(target_params, state.target_cache, fed, positions)
+    positions = state.length[:, None] - 1 + jnp.arange(width + 1)
+    logits, cache = target.extend(target_params, cache, fed, positions)
     p = distribution(logits, sampling)
 
     # Determine the number of accepted guesses n, and the token that follows them.
-    n, next_token = rule(p, draft, noise)
+    n, next_token, chosen = rule(p, draft, noise, logits=logits, sampling=sampling)
+    if chosen is not None:
+        cache = target.select(cache, chosen)
+        draft, logits = jax.tree.map(lambda x: x[chosen], (draft, logits))
 
-    # Return the accepted guesses and that token.
     emitted = jnp.where(
-        jnp.arange(gamma + 1) == n[:, None],
+        jnp.arange(width + 1) == n[:, None],
         next_token[:, None],
         jnp.pad(draft.tokens, ((0, 0), (0, 1))),
     )
-    state = state._replace(target_cache=target_cache, draft_state=draft_state)
-    state, kept = _commit(state, emitted, n + 1, logits, max_new_tokens, eos_id)
-    return _count(state, kept, n, draft.valid)
+    log_probs = jnp.take_along_axis(logits, emitted[..., None], axis=-1)[..., 0]
+    log_probs -= jax.nn.logsumexp(logits, axis=-1)
+    emitted, log_probs, valid = (
+        jnp.pad(x, ((0, 0), (0, short))) for x in (emitted, log_probs, draft.valid)
+    )
+    return _Verified(cache, n, emitted, log_probs, valid)
 
 
 def _commit(
-    state: DecodeState,
-    emitted: Array,
-    count: Array,
-    logits: Array,
-    max_new_tokens: int,
-    eos_id: int,
+    state: DecodeState, verified: _Verified, max_new_tokens: int, eos_id: int
 ) -> tuple[DecodeState, Array]:
-    """Writes the first `count` of `emitted` to each row that is not done.
+    """Writes the accepted guesses and the token after them to each row that is not done.
 
     A row ends at its first EOS, at its last allowed token, and before a token
     whose logits held a NaN.
 
-    Args:
-      emitted: int32[B, k], tokens after the prefix.
-      count: int32[B], how many of them the rule gave.
-      logits: float32[B, k, V], the target's, for each of them.
-
     Returns:
-      The state, and int32[B], the number of tokens really written.
+      The state, and int32[R], the number of tokens really written.
     """
+    emitted, log_probs = verified.emitted, verified.log_probs
     at = jnp.arange(emitted.shape[1])
-    chosen = jnp.take_along_axis(logits, emitted[..., None], axis=-1)[..., 0]
-    normalizer = jax.nn.logsumexp(logits, axis=-1)
 
-    count = jnp.minimum(count, max_new_tokens + 1 - state.length)
+    count = jnp.minimum(verified.n + 1, max_new_tokens + 1 - state.length)
     is_eos = (emitted == eos_id) & (at < count[:, None])
     ended = jnp.any(is_eos, axis=1)
     count = jnp.where(ended, jnp.argmax(is_eos, axis=1) + 1, count)
-    broken = ~jnp.isfinite(normalizer) & (at < count[:, None])
+    broken = ~jnp.isfinite(log_probs) & (at < count[:, None])
     finite = ~jnp.any(broken, axis=1)
     count = jnp.where(finite, count, jnp.argmax(broken, axis=1))
     count = jnp.where(state.done, 0, count)
@@ -159,21 +230,22 @@ def _commit(
     length = state.length + count
     return state._replace(
         tokens=jax.vmap(write)(state.tokens, emitted, state.length, count),
-        log_probs=jax.vmap(write)(state.log_probs, chosen - normalizer, state.length, count),
+        log_probs=jax.vmap(write)(state.log_probs, log_probs, state.length, count),
         length=length,
         done=state.done | (ended & finite) | ~finite | (length == max_new_tokens + 1),
         finite=state.finite & (finite | state.done),
     ), count
 
 
-def _count(state: DecodeState, kept: Array, n: Array, valid: Array) -> tuple[DecodeState, StepInfo]:
+def _count(state: DecodeState, kept: Array, verified: _Verified) -> tuple[DecodeState, StepInfo]:
     """Adds a round to the counters; what was cut off behind an end counts nowhere.
 
     Args:
-      kept: int32[B], tokens written in this round; 0 in rows that were done.
-      n: int32[B], guesses that the rule accepted.
-      valid: bool[B, gamma], guesses that were made.
+      state: after `_commit`.
+      kept: int32[R], tokens written in this round; 0 in rows that were done.
+      verified: the round.
     """
+    n, valid = verified.n, verified.valid
     at = jnp.arange(valid.shape[1])
     alive = kept > 0
     examined = valid & (at <= n[:, None]) & (at < kept[:, None])
@@ -194,10 +266,10 @@ def _start(
     keys: Array,
     *,
     gamma: int,
+    rule: VerifyRule,
     max_new_tokens: int,
-    draft_state: Any,
 ) -> DecodeState:
-    """The state before the first round: the start token, and the source read."""
+    """The state before the first round, the source read by the target alone."""
     batch, slots = inputs.shape[0], max_new_tokens + gamma + 1
     guesses = jnp.zeros((batch, gamma), jnp.int32)
     return DecodeState(
@@ -206,26 +278,27 @@ def _start(
         length=jnp.ones((batch,), jnp.int32),
         done=jnp.zeros((batch,), bool),
         finite=jnp.ones((batch,), bool),
-        noise=draw_noise(keys, slots),
+        noise=rule.draw_noise(keys, slots),
         target_cache=target.prefill(target_params, inputs, slots),
-        draft_state=draft_state,
+        draft_state=(),
+        gamma_state=(),
         info=StepInfo(guesses, guesses, guesses, jnp.zeros((batch,), jnp.int32)),
         calls=jnp.zeros((), jnp.int32),
     )
 
 
-def decode_result(state: DecodeState, max_new_tokens: int) -> DecodeResult:
-    """What a state holds, as a result."""
+def decode_result(state: DecodeState, max_new_tokens: int, num_drafts: int = 1) -> DecodeResult:
+    """What a state holds, as a result; of rows that guess for one source, the first."""
     return DecodeResult(
-        tokens=state.tokens[:, 1 : max_new_tokens + 1],
-        lengths=state.length - 1,
-        log_probs=state.log_probs[:, 1 : max_new_tokens + 1],
-        finite=state.finite,
-        rounds=state.info.target_calls,
+        tokens=state.tokens[::num_drafts, 1 : max_new_tokens + 1],
+        lengths=state.length[::num_drafts] - 1,
+        log_probs=state.log_probs[::num_drafts, 1 : max_new_tokens + 1],
+        finite=state.finite[::num_drafts],
+        rounds=state.info.target_calls[::num_drafts],
         target_calls=state.calls,
-        drafted=state.info.drafted,
-        examined=state.info.examined,
-        accepted=state.info.accepted,
+        drafted=state.info.drafted[::num_drafts],
+        examined=state.info.examined[::num_drafts],
+        accepted=state.info.accepted[::num_drafts],
     )
 
 
@@ -236,7 +309,7 @@ def _until_done(step: Any, state: DecodeState) -> DecodeState:
 @functools.partial(
     jax.jit,
     static_argnames=(
-        "target", "drafter", "gamma", "max_new_tokens", "sampling", "rule", "eos_id",
+        "target", "drafter", "max_new_tokens", "sampling", "rule", "eos_id",
     ),
 )  # fmt: skip
 def _speculative_decode(
@@ -247,7 +320,7 @@ def _speculative_decode(
     inputs: Array,
     keys: Array,
     *,
-    gamma: int,
+    gamma: GammaPolicy,
     max_new_tokens: int,
     sampling: Sampling,
     rule: VerifyRule,
@@ -275,12 +348,15 @@ def _speculative_decode(
         inputs,
         keys,
         gamma=gamma,
+        rule=rule,
         max_new_tokens=max_new_tokens,
     )
-    return decode_result(_until_done(step, state), max_new_tokens)
+    return decode_result(_until_done(step, state), max_new_tokens, rule.num_drafts)
 
 
-@functools.partial(jax.jit, static_argnames=("target", "max_new_tokens", "sampling", "eos_id"))
+@functools.partial(
+    jax.jit, static_argnames=("target", "max_new_tokens", "sampling", "rule", "eos_id")
+)
 def _autoregressive_decode(
     target: Model,
     target_params: Params,
@@ -289,28 +365,25 @@ def _autoregressive_decode(
     *,
     max_new_tokens: int,
     sampling: Sampling,
+    rule: VerifyRule,
     eos_id: int,
 ) -> DecodeResult:
+    batch = inputs.shape[0]
+    no_draft = Draft(
+        jnp.zeros((batch, 0), jnp.int32),
+        jnp.zeros((batch, 0, target.vocab_size), jnp.float32),
+        jnp.zeros((batch, 0), bool),
+    )
+
     def step(state: DecodeState) -> DecodeState:
-        last = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
-        logits, cache = target.extend(
-            target_params, state.target_cache, last, state.length[:, None] - 1
-        )
-        token = sample(distribution(logits, sampling), state.noise.at(state.length, 1).token)
-        one = jnp.ones_like(state.length)
-        state, kept = _commit(
-            state._replace(target_cache=cache), token, one, logits, max_new_tokens, eos_id
-        )
-        return _count(state, kept, one - 1, jnp.zeros_like(token[:, :0], dtype=bool))[0]
+        noise, cache = state.noise.at(state.length, 1), state.target_cache
+        verified = _verify(target, target_params, cache, state, no_draft, noise, 0, sampling, rule)
+        state = state._replace(target_cache=verified.cache)
+        state, kept = _commit(state, verified, max_new_tokens, eos_id)
+        return _count(state, kept, verified)[0]
 
     state = _start(
-        target,
-        target_params,
-        inputs,
-        keys,
-        gamma=0,
-        max_new_tokens=max_new_tokens,
-        draft_state=(),
+        target, target_params, inputs, keys, gamma=0, rule=rule, max_new_tokens=max_new_tokens
     )
     return decode_result(_until_done(step, state), max_new_tokens)
 
@@ -323,7 +396,7 @@ def speculative_decode(
     inputs: Array,
     key: Array | None = None,
     *,
-    gamma: int = 7,
+    gamma: int | GammaPolicy = 7,
     max_new_tokens: int = 64,
     sampling: Sampling = GREEDY,
     rule: VerifyRule = ExactRule(),
@@ -346,10 +419,11 @@ def speculative_decode(
       key: one key, of which each row gets its own by its index, or key[B]; only
         needed when sampling.
       gamma: guesses a round; 3 or 7 make the verified block a multiple of 4,
-        which CPUs like best.
+        which CPUs like best. Or a policy of gamma.py that varies it.
       max_new_tokens: N, the most tokens a row gets, its EOS among them.
       sampling: temperature, top-k, top-p, for target and draft alike.
-      rule: what to accept; the default is exact.
+      rule: what to accept, of verification.py; the default is exact, and so are all
+        but `LenientRule`.
       eos_id: the token that ends a row; -1 for none.
 
     Returns:
@@ -360,9 +434,8 @@ def speculative_decode(
         before anything is compiled.
       FloatingPointError: when the target's logits held a NaN.
     """
-    inputs, keys = check_speculative(
-        target, drafter, inputs, key, gamma, max_new_tokens, sampling, eos_id
-    )
+    gamma = check_gamma(gamma)
+    inputs, keys = check_speculative(target, drafter, inputs, key, max_new_tokens, sampling, eos_id)
     return checked(
         _speculative_decode(
             target,
@@ -388,13 +461,16 @@ def autoregressive_decode(
     *,
     max_new_tokens: int = 64,
     sampling: Sampling = GREEDY,
+    rule: VerifyRule = ExactRule(),
     eos_id: int = EOS_ID,
 ) -> DecodeResult:
     """Decodes with the target alone, one token a call: the baseline.
 
     Arguments, result and errors are those of `speculative_decode`; the counters
-    of guesses have gamma = 0.
+    of guesses have gamma = 0. The rule decides how a token is drawn: `GumbelRule` draws
+    those that it lets stand in a speculative decode.
     """
+    check_single(rule)
     inputs, keys = check_plain(target, inputs, key, max_new_tokens, sampling, eos_id)
     return checked(
         _autoregressive_decode(
@@ -404,6 +480,7 @@ def autoregressive_decode(
             keys,
             max_new_tokens=max_new_tokens,
             sampling=sampling,
+            rule=rule,
             eos_id=eos_id,
         )
     )

@@ -6,6 +6,7 @@ distribution is one-hot at the argmax, so greedy decoding is no special case.
 """
 
 import dataclasses
+import functools
 from typing import NamedTuple
 
 import jax
@@ -142,7 +143,7 @@ def first(mask: Array) -> Array:
     return jnp.min(jnp.where(mask, jnp.arange(size), size), axis=-1) % size
 
 
-class Noise(NamedTuple):
+class UniformNoise(NamedTuple):
     """The randomness of some positions, drawn before the loop; B rows, k positions.
 
     It belongs to positions of the output, not to rounds: what a round makes of a
@@ -154,22 +155,69 @@ class Noise(NamedTuple):
     guess: Array  # float32[B, k], uniform in [0, 1): draws the draft's guess
     test: Array  # float32[B, k], uniform: accepts or rejects it
     token: Array  # float32[B, k], uniform: draws what the target puts there
-    keys: Array  # key[B, k], for whoever needs more
 
-    def at(self, start: Array, num: int) -> "Noise":
+    def at(self, start: Array, num: int) -> "UniformNoise":
         """The noise of `num` positions from `start`, int32[B], on."""
-        rows = jnp.arange(start.shape[0])[:, None]
-        positions = start[:, None] + jnp.arange(num)
-        return Noise(*(leaf.at[rows, positions].get(mode="clip") for leaf in self))
+        return UniformNoise(*(window(leaf, start, num) for leaf in self))
+
+    def draw_guess(self, q: Array, place: Array | int) -> Array:
+        """The draft's guess at a place of these k, from float32[B, V] -> int32[B]."""
+        return sample(q, self.guess[:, place])
 
 
-def draw_noise(keys: Array, length: int) -> Noise:
+class GumbelNoise(NamedTuple):
+    """As `UniformNoise`, but target and draft share the Gumbel noise of a position.
+
+    Both take the largest log probability plus noise, so that they agree wherever they can:
+    the token of a position depends on its key and the target alone.
+    """
+
+    keys: Array  # key[B, k]
+
+    def at(self, start: Array, num: int) -> "GumbelNoise":
+        """The noise of `num` positions from `start`, int32[B], on."""
+        return GumbelNoise(window(self.keys, start, num))
+
+    def draw_guess(self, q: Array, place: Array | int) -> Array:
+        """The draft's guess at a place of these k, from float32[B, V] -> int32[B]."""
+        return _gumbel_sample(q, self.keys[:, place])
+
+    def draw_tokens(self, p: Array) -> Array:
+        """The target's token at each of these k, from float32[B, k, V] -> int32[B, k]."""
+        return _gumbel_sample(p, self.keys)
+
+
+Noise = UniformNoise | GumbelNoise
+
+
+def window(rows: Array, start: Array, num: int) -> Array:
+    """Of each row, [B, L], the `num` places from `start`, int32[B], on -> [B, num]."""
+    places = start[:, None] + jnp.arange(num)
+    return rows.at[jnp.arange(rows.shape[0])[:, None], places].get(mode="clip")
+
+
+def _gumbel_sample(weights: Array, keys: Array) -> Array:
+    """Draws from unnormalized weights, float32[..., V], by the Gumbel noise of key[...]."""
+    size = weights.shape[-1]
+    draw = functools.partial(jax.random.gumbel, shape=(size,))
+    noise = jax.vmap(draw)(keys.reshape(-1)).reshape(weights.shape)
+    score = jnp.log(weights) + noise
+    return first(score == jnp.max(score, axis=-1, keepdims=True))
+
+
+def _position_keys(keys: Array, length: int) -> Array:
+    """key[B] -> key[B, length]."""
+    at_position = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
+    return jax.vmap(at_position, in_axes=(0, None))(keys, jnp.arange(length))
+
+
+def draw_noise(keys: Array, length: int) -> UniformNoise:
     """The noise of positions 0 to `length` - 1 of B rows, from key[B]."""
+    keys = _position_keys(keys, length)
+    u = jax.vmap(lambda key: jax.random.uniform(key, (3,)))(keys.reshape(-1))
+    return UniformNoise(*jnp.moveaxis(u.reshape(*keys.shape, 3), -1, 0))
 
-    def draw(key: Array, position: Array) -> tuple[Array, Array]:
-        key, rest = jax.random.split(jax.random.fold_in(key, position))
-        return jax.random.uniform(key, (3,)), rest
 
-    of_row = jax.vmap(draw, in_axes=(None, 0))
-    u, rest = jax.vmap(of_row, in_axes=(0, None))(keys, jnp.arange(length))
-    return Noise(u[..., 0], u[..., 1], u[..., 2], rest)
+def draw_gumbel_noise(keys: Array, length: int) -> GumbelNoise:
+    """The same, to be shared by target and draft."""
+    return GumbelNoise(_position_keys(keys, length))

@@ -18,6 +18,7 @@ import numpy as np
 from jax import Array
 
 from specdec_jax.analysis import walltime_improvement
+from specdec_jax.gamma import Budget
 from specdec_jax.generate import Batch, Settings, decode, decode_plain
 from specdec_jax.pretrained import Pair
 from specdec_jax.sampling import draw_noise
@@ -216,6 +217,7 @@ def measure_costs(pair: Pair, inputs: Array, settings: Settings) -> Costs:
                 tokens,
                 length,
                 noise,
+                Budget(jnp.full((batch,), gamma)),
                 gamma=gamma,
                 vocab_size=pair.target.vocab_size,
                 sampling=settings.sampling,
@@ -225,7 +227,7 @@ def measure_costs(pair: Pair, inputs: Array, settings: Settings) -> Costs:
         return jax.lax.fori_loop(0, _CALLS, call, (state, tokens))[1]
 
     cache = pair.target.prefill(pair.target_params, inputs, slots)
-    state = pair.drafter.init(pair.draft_params, inputs, slots)
+    state = pair.drafter.init(pair.draft_params, inputs, slots, gamma=gamma, target_cache=cache)
     zeros = jnp.zeros((batch, slots), jnp.int32)
     one = _seconds(target_calls, pair.target_params, cache, zeros[:, :1])
     block = _seconds(target_calls, pair.target_params, cache, zeros[:, : gamma + 1])

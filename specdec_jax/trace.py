@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specdec_jax.arguments import check_speculative, checked
+from specdec_jax.arguments import check_gamma, check_single, check_speculative, checked
 from specdec_jax.decoding import decode_result, speculative_init, speculative_step
+from specdec_jax.gamma import GammaPolicy
 from specdec_jax.sampling import GREEDY, Sampling
 from specdec_jax.types import DecodeResult, Draft, Drafter, Model, Params, VerifyRule
 from specdec_jax.verification import ExactRule
@@ -57,25 +58,24 @@ class _Remembering:
     """A drafter whose state also holds its last guesses, and which of them it made."""
 
     drafter: Drafter
-    gamma: int
 
     @property
     def vocab_size(self) -> int:
         return self.drafter.vocab_size
 
-    def init(self, params: Params, inputs: Array, length: int) -> Any:
-        guesses = jnp.zeros((inputs.shape[0], self.gamma), jnp.int32)
-        return self.drafter.init(params, inputs, length), (guesses, guesses > 0)
+    def init(self, params: Params, inputs: Array, length: int, **settings: Any) -> Any:
+        guesses = jnp.zeros((inputs.shape[0], settings["gamma"]), jnp.int32)
+        return self.drafter.init(params, inputs, length, **settings), (guesses, guesses > 0)
 
     def propose(self, params: Params, state: Any, *args: Any, **kwargs: Any) -> tuple[Draft, Any]:
         draft, inner = self.drafter.propose(params, state[0], *args, **kwargs)
         return draft, (inner, (draft.tokens, draft.valid))
 
 
-_start = jax.jit(speculative_init, static_argnames=("target", "drafter", "gamma", "max_new_tokens"))
+_start = jax.jit(speculative_init, static_argnames=("target", "drafter", "rule", "max_new_tokens"))
 _step = jax.jit(
     speculative_step,
-    static_argnames=("target", "drafter", "gamma", "sampling", "rule", "max_new_tokens", "eos_id"),
+    static_argnames=("target", "drafter", "sampling", "rule", "max_new_tokens", "eos_id"),
 )
 
 
@@ -87,7 +87,7 @@ def trace_decode(
     inputs: Array,
     key: Array | None = None,
     *,
-    gamma: int = 7,
+    gamma: int | GammaPolicy = 7,
     max_new_tokens: int = 64,
     sampling: Sampling = GREEDY,
     rule: VerifyRule = ExactRule(),
@@ -100,13 +100,13 @@ def trace_decode(
     Returns:
       The rounds, and the result.
     """
-    inputs, keys = check_speculative(
-        target, drafter, inputs, key, gamma, max_new_tokens, sampling, eos_id
-    )
+    gamma = check_gamma(gamma)
+    check_single(rule)
+    inputs, keys = check_speculative(target, drafter, inputs, key, max_new_tokens, sampling, eos_id)
     if inputs.shape[0] != 1:
         raise ValueError(f"A trace is of one source, not of {inputs.shape[0]}.")
-    models = (target, target_params, _Remembering(drafter, gamma), draft_params)
-    state = _start(*models, inputs, keys, gamma=gamma, max_new_tokens=max_new_tokens)
+    models = (target, target_params, _Remembering(drafter), draft_params)
+    state = _start(*models, inputs, keys, gamma=gamma, rule=rule, max_new_tokens=max_new_tokens)
     rounds: list[Round] = []
     while not state.done[0]:
         start = int(state.length[0])

@@ -2,13 +2,14 @@
 
 p is the target, q the draft, as in Leviathan et al. (2023).
 Shapes: B batch, T source length, L buffer, V vocabulary, k tokens per call,
-gamma guesses a round.
+gamma guesses a round; R rows, m for each source where m drafts guess, else B.
 """
 
 from typing import Any, NamedTuple, Protocol
 
 from jax import Array
 
+from specdec_jax.gamma import Budget
 from specdec_jax.sampling import Noise, Sampling
 
 Params = Any  # a pytree of arrays
@@ -58,8 +59,18 @@ class Drafter(Protocol):
     def vocab_size(self) -> int:
         """The vocabulary of its guesses."""
 
-    def init(self, params: Params, inputs: Array, length: int) -> Any:
-        """Reads sources, int32[B, T], with room for `length` tokens -> state."""
+    def init(
+        self, params: Params, inputs: Array, length: int, *, gamma: int, target_cache: Cache
+    ) -> Any:
+        """Reads sources, int32[B, T], with room for `length` tokens -> state.
+
+        Args:
+          params: the drafter's parameters.
+          inputs: int32[B, T].
+          length: slots of the buffer.
+          gamma: the most guesses of a round.
+          target_cache: of the target's prefill; for a drafter that shares its work.
+        """
 
     def propose(
         self,
@@ -68,20 +79,25 @@ class Drafter(Protocol):
         tokens: Array,
         length: Array,
         noise: Noise,
+        budget: Budget,
         *,
         gamma: int,
         vocab_size: int,
         sampling: Sampling,
     ) -> tuple[Draft, Any]:
-        """Guesses the gamma tokens after each row's prefix.
+        """Guesses up to gamma tokens after each row's prefix.
+
+        The prefix may have grown by any number of tokens since the round before, over
+        guesses of the row's own or of another's.
 
         Args:
           params: the drafter's parameters.
-          state: of `init` or of the round before.
+          state: of `init` or of the round before; its arrays' first axis is B.
           tokens: int32[B, L]; `tokens[b, :length[b]]` is committed, the rest free.
           length: int32[B].
           noise: of each row's next positions, [B, gamma + 1]; the first is `length`.
-          gamma: number of guesses.
+          budget: how many guesses each row wants; fewer must cost less.
+          gamma: the most guesses.
           vocab_size: V, the target's: guesses and q stay within it.
           sampling: the standardized sampling that the target uses.
         """
@@ -90,20 +106,32 @@ class Drafter(Protocol):
 class Verdict(NamedTuple):
     """What a rule made of one round's guesses."""
 
-    num_accepted: Array  # int32[B], n: how many leading guesses stand
-    next_token: Array  # int32[B], the correction (n < gamma) or the bonus token
+    num_accepted: Array  # int32[R], n: how many leading guesses stand
+    next_token: Array  # int32[R], the correction (n < gamma) or the bonus token
+    chosen: Array | None = None  # int32[R], the row whose guesses stand; None: each its own
 
 
 class VerifyRule(Protocol):
     """Decides what stands. Hashable and comparable, like a `Model`."""
 
-    def __call__(self, p: Array, draft: Draft, noise: Noise) -> Verdict:
-        """Judges a round.
+    @property
+    def num_drafts(self) -> int:
+        """m: how many rows, one behind the other, guess for the same source."""
+
+    def draw_noise(self, keys: Array, length: int) -> Noise:
+        """The randomness of positions 0 to `length` - 1, from key[R]."""
+
+    def __call__(
+        self, p: Array, draft: Draft, noise: Any, *, logits: Array, sampling: Sampling
+    ) -> Verdict:
+        """Judges a round of gamma guesses; of none in plain decoding. R = B m.
 
         Args:
-          p: float32[B, gamma + 1, V], the target's distributions, p_1..p_{gamma+1}.
+          p: float32[R, gamma + 1, V], the target's distributions, p_1..p_{gamma+1}.
           draft: the guesses.
-          noise: of their positions and the one after, [B, gamma + 1].
+          noise: of their positions and the one after, [R, gamma + 1], as `draw_noise` drew.
+          logits: float32[R, gamma + 1, V], what p was made of.
+          sampling: how.
         """
 
 
@@ -117,7 +145,10 @@ class StepInfo(NamedTuple):
 
 
 class DecodeState(NamedTuple):
-    """The carry of the decoding loop."""
+    """The carry of the decoding loop.
+
+    Where several rows guess for one source, B counts them all, and they hold the same.
+    """
 
     tokens: Array  # int32[B, L], tokens[:, 0] is the start token; 0 past the end
     log_probs: Array  # float32[B, L], log p(token | prefix) of the unadjusted target
@@ -127,6 +158,7 @@ class DecodeState(NamedTuple):
     noise: Noise  # [B, L], of every position
     target_cache: Cache
     draft_state: Any
+    gamma_state: Any
     info: StepInfo  # sums over the rounds so far
     calls: Array  # int32[], target calls of the whole batch
 

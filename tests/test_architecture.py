@@ -8,11 +8,11 @@ import specdec_jax
 ROOT = Path(specdec_jax.__file__).parent
 
 FLOORS = [
-    {"analysis", "errors", "resources", "restoration", "sampling"},
+    {"analysis", "errors", "gamma", "resources", "restoration", "sampling"},
     {"extras", "types", "layers", "vocabulary"},
     {"metrics", "verification", "t5", "data", "optimization"},
     {"drafters.model", "model", "checkpoints", "train_step"},
-    {"arguments", "pretrained", "training_run"},
+    {"arguments", "drafters.early_exit", "pretrained", "training_run"},
     {"decoding", "train"},
     {"", "trace"},  # "" is the package itself
     {"generate", "gin_jobs", "terminal"},

@@ -343,7 +343,10 @@ def test_counters_agree_with_each_other() -> None:
     assert ((result.lengths == emitted) | (result.lengths == emitted - 1)).all()
     assert (result.accepted <= result.examined).all()
     assert (result.examined <= result.drafted).all()
-    np.testing.assert_array_equal(result.drafted, np.tile(result.rounds[:, None], 4))
+    # Near the budget's end fewer guesses can stand, and fewer are made.
+    assert (result.drafted[:, 0] >= result.rounds - 1).all()
+    assert (result.drafted <= result.rounds[:, None]).all()
+    assert (jnp.diff(result.drafted, axis=1) <= 0).all()
     assert (jnp.diff(result.examined, axis=1) <= 0).all()
     np.testing.assert_allclose(
         result.acceptance_rate, result.accepted.sum() / result.examined.sum()
@@ -370,11 +373,11 @@ class Unsure:
     inner: ModelDrafter
     vocab_size: int = V
 
-    def init(self, params: Any, inputs: Array, length: int) -> Any:
-        return self.inner.init(params, inputs, length)
+    def init(self, params: Any, inputs: Array, length: int, **k: Any) -> Any:
+        return self.inner.init(params, inputs, length, **k)
 
-    def propose(self, params: Any, state: Any, tokens: Array, length: Array, noise: Any, **k: Any):
-        draft, state = self.inner.propose(params, state, tokens, length, noise, **k)
+    def propose(self, params: Any, state: Any, tokens: Array, length: Array, *a: Any, **k: Any):
+        draft, state = self.inner.propose(params, state, tokens, length, *a, **k)
         sure = (length[:, None] + jnp.arange(draft.tokens.shape[1])) % 2 == 1
         return Draft(draft.tokens, jnp.where(sure[..., None], draft.q, 0.0), sure), state
 

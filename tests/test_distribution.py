@@ -24,7 +24,7 @@ from specdec_jax import (
     autoregressive_decode,
     speculative_decode,
 )
-from specdec_jax.sampling import Noise, sample
+from specdec_jax.sampling import UniformNoise, draw_noise, sample
 
 from .conftest import TableModel, table_params
 
@@ -161,13 +161,16 @@ class WrongRule:
 
     fault: str
 
-    def __call__(self, p: Array, draft: Draft, noise: Noise) -> Verdict:
+    num_drafts = 1
+    draw_noise = staticmethod(draw_noise)
+
+    def __call__(self, p: Array, draft: Draft, noise: UniformNoise, **_: Any) -> Verdict:
         if self.fault == "swaps p and q":
             return ExactRule()(p.at[:, :-1].set(draft.q), draft._replace(q=p[:, :-1]), noise)
         if self.fault == "has a constant u":
             first = noise.test[:1]
             return ExactRule()(p, draft, noise._replace(test=jnp.broadcast_to(first, p.shape[:2])))
-        n, _token = ExactRule()(p, draft, noise)
+        n = ExactRule()(p, draft, noise).num_accepted
         if self.fault == "corrects from p":
             p_n = jnp.take_along_axis(p, n[:, None, None], axis=1)[:, 0]
             return Verdict(n, sample(p_n, noise.guess[:, -1]))

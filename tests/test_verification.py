@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec_jax import Draft, ExactRule
-from specdec_jax.sampling import Noise, draw_noise
+from specdec_jax.sampling import UniformNoise, draw_noise
 from specdec_jax.verification import residual
 
 
@@ -111,11 +111,11 @@ def test_disjoint_supports_accept_nothing_and_give_p() -> None:  # case 12
 def test_an_impossible_guess_is_rejected_even_at_u_zero() -> None:
     # Case 11: with `u <= p/q`, u = 0 would let a token of p = 0 through.
     zeros = jnp.zeros((1, 2))
-    noise = Noise(zeros, zeros, zeros, jax.random.split(jax.random.key(0), (1, 2)))
+    noise = UniformNoise(zeros, zeros, zeros)
     p = np.array([[0.0, 1, 0], [0, 0, 1]], np.float32)
     q = np.array([[0.5, 0.5, 0]], np.float32)
     draft = Draft(jnp.array([[0]]), jnp.asarray(q)[None], jnp.array([[True]]))
-    n, token = ExactRule()(jnp.asarray(p)[None], draft, noise)
+    n, token, _ = ExactRule()(jnp.asarray(p)[None], draft, noise)
     assert n == 0 and token == 1
 
 

@@ -1,0 +1,205 @@
+"""How many guesses a round makes (section 3.5): always the same, or by what was seen.
+
+A policy is a few pure functions over a state that the decoding loop carries. What it
+decides may depend on guesses that were judged, never on those behind a rejection, whose
+noise serves again: so the output stays distributed as the target's alone. Each row
+decides for itself: its tokens do not depend on the rows beside it.
+
+A round costs its draft calls, of which a shorter round makes fewer, and a verification of
+as many guesses as the target was compiled for (`widths`).
+
+Shapes: R rows, G widths.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+_STATIC = {"static": True}  # decides what is compiled; the other fields may be traced
+
+
+class Budget(NamedTuple):
+    """What a drafter may do in a round."""
+
+    guesses: Array  # int32[R], at most so many, 0 to gamma
+    floor: Array | None = None
+    """float32[R]: draft on only while the chance that all guesses so far stand, as the
+    draft's own probabilities see it, is at least this; None: always."""
+
+
+@runtime_checkable
+class GammaPolicy(Protocol):
+    """Decides on every round's guesses. A pytree, whose static part is hashable."""
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The numbers of guesses that verification is compiled for, ascending.
+
+        The last is gamma, the most guesses of a round; with a 0 among them a round may
+        be one of plain decoding.
+        """
+
+    def init(self, rows: int) -> Any:
+        """The state before the first round; the first axis of its arrays is R."""
+
+    def budget(self, state: Any) -> Budget:
+        """What the next round may do."""
+
+    def update(self, state: Any, examined: Array, accepted: Array) -> Any:
+        """Learns from a round: int32[R] each, guesses that were judged, and that stood."""
+
+
+def check_widths(widths: tuple[int, ...]) -> None:
+    """Refuses what `GammaPolicy.widths` can't be."""
+    whole = all(isinstance(g, int) and not isinstance(g, bool) and g >= 0 for g in widths)
+    if not whole or not widths or list(widths) != sorted(set(widths)) or widths[-1] < 1:
+        raise ValueError(
+            f"widths must be ascending whole numbers of guesses, such as (0, 3, 7), not {widths}."
+        )
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class FixedGamma:
+    """Always `gamma` guesses, as in Algorithm 1."""
+
+    gamma: int = dataclasses.field(metadata=_STATIC)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """See `GammaPolicy`."""
+        return (self.gamma,)
+
+    def init(self, rows: int) -> Array:
+        """See `GammaPolicy`."""
+        return jnp.full((rows,), self.gamma, jnp.int32)
+
+    def budget(self, state: Array) -> Budget:
+        """See `GammaPolicy`."""
+        return Budget(state)
+
+    def update(self, state: Array, examined: Array, accepted: Array) -> Array:
+        """See `GammaPolicy`."""
+        return state
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ConfidentGamma:
+    """Stops drafting where the draft's own confidence is low.
+
+    Attributes:
+      widths: see `GammaPolicy`; the last is the most guesses.
+      floor: the least chance that all guesses so far stand at which another is made, the
+        chance being the product of the draft's largest probabilities, before any
+        temperature.
+    """
+
+    widths: tuple[int, ...] = dataclasses.field(default=(3, 7), metadata=_STATIC)
+    floor: Any = 0.4
+
+    def __post_init__(self) -> None:
+        check_widths(self.widths)
+
+    def init(self, rows: int) -> Array:
+        """See `GammaPolicy`."""
+        return jnp.full((rows,), self.widths[-1], jnp.int32)
+
+    def budget(self, state: Array) -> Budget:
+        """See `GammaPolicy`."""
+        return Budget(state, jnp.broadcast_to(jnp.asarray(self.floor, jnp.float32), state.shape))
+
+    def update(self, state: Array, examined: Array, accepted: Array) -> Array:
+        """See `GammaPolicy`."""
+        return state
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class AssistedGamma:
+    """The schedule of Hugging Face's assisted generation.
+
+    2 more guesses after a round whose guesses all stood, 1 fewer after any other.
+
+    Attributes:
+      widths: see `GammaPolicy`; the last is the most guesses.
+      start: guesses of the first round.
+    """
+
+    widths: tuple[int, ...] = dataclasses.field(default=(1, 3, 7), metadata=_STATIC)
+    start: int = dataclasses.field(default=5, metadata=_STATIC)
+
+    def __post_init__(self) -> None:
+        check_widths(self.widths)
+        if not 1 <= self.start <= self.widths[-1]:
+            raise ValueError(f"start must be from 1 to {self.widths[-1]}, not {self.start}.")
+
+    def init(self, rows: int) -> Array:
+        """See `GammaPolicy`."""
+        return jnp.full((rows,), self.start, jnp.int32)
+
+    def budget(self, state: Array) -> Budget:
+        """See `GammaPolicy`."""
+        return Budget(state)
+
+    def update(self, state: Array, examined: Array, accepted: Array) -> Array:
+        """See `GammaPolicy`."""
+        now = jnp.where(accepted == examined, state + 2, state - 1)
+        return jnp.clip(now, 1, self.widths[-1])
+
+
+class _Seen(NamedTuple):
+    """What a row's guesses came to, older rounds counting less."""
+
+    examined: Array  # float32[R]
+    accepted: Array  # float32[R]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class AdaptiveGamma:
+    """Tracks each row's acceptance rate, and takes the gamma that Theorem 3.8 says is best.
+
+    The expected tokens (Eq. 1) at the row's own estimate of beta, over what a round of that
+    gamma costs where it runs. Where nothing pays that is gamma 0, plain decoding, from
+    which a row comes back as its estimate drifts to the prior again.
+
+    Attributes:
+      widths: the gammas to choose from; see `GammaPolicy`.
+      costs: float32[G], what a round of each costs, gamma draft calls and one verification,
+        in any unit; `speed.round_costs` measures them.
+      prior: the acceptance rate that is assumed before anything was seen.
+      weight: how many judged guesses that assumption is worth.
+      memory: how much of what was seen is kept from one round to the next.
+    """
+
+    costs: Any
+    widths: tuple[int, ...] = dataclasses.field(default=(0, 3, 7), metadata=_STATIC)
+    prior: Any = 0.7
+    weight: Any = 2.0
+    memory: Any = 0.9
+
+    def __post_init__(self) -> None:
+        check_widths(self.widths)
+
+    def init(self, rows: int) -> _Seen:
+        """See `GammaPolicy`."""
+        nothing = jnp.zeros((rows,), jnp.float32)
+        return _Seen(nothing, nothing)
+
+    def budget(self, state: _Seen) -> Budget:
+        """See `GammaPolicy`."""
+        beta = (state.accepted + self.prior * self.weight) / (state.examined + self.weight)
+        powers = beta[:, None] ** jnp.arange(self.widths[-1] + 1)
+        expected = jnp.cumsum(powers, axis=1)[:, jnp.asarray(self.widths)]
+        best = jnp.argmax(expected / jnp.asarray(self.costs, jnp.float32), axis=1)
+        return Budget(jnp.asarray(self.widths, jnp.int32)[best])
+
+    def update(self, state: _Seen, examined: Array, accepted: Array) -> _Seen:
+        """See `GammaPolicy`."""
+        return _Seen(
+            self.memory * state.examined + examined, self.memory * state.accepted + accepted
+        )
