@@ -3,6 +3,7 @@
 from specdec_jax.decoding import autoregressive_decode, speculative_decode, speculative_step
 from specdec_jax.drafters.early_exit import EarlyExitDrafter
 from specdec_jax.drafters.model import ModelDrafter
+from specdec_jax.drafters.prompt_lookup import LookupDrafter
 from specdec_jax.gamma import AdaptiveGamma, AssistedGamma, ConfidentGamma, FixedGamma, GammaPolicy
 from specdec_jax.model import T5Model, t5_model
 from specdec_jax.sampling import GREEDY, Sampling
@@ -26,6 +27,7 @@ __all__ = [
     "GammaPolicy",
     "GumbelRule",
     "LenientRule",
+    "LookupDrafter",
     "Model",
     "ModelDrafter",
     "MultiDraftRule",

@@ -133,9 +133,10 @@ def speculative_step(
             target, target_params, cache, state, draft, noise, width, sampling, rule
         )
 
+    widths = sorted({*gamma.widths, *([0] if drafter.may_pass else [])})
     made = jnp.max(jnp.sum(jnp.cumprod(draft.valid, axis=1), axis=1))
-    smallest = jnp.sum(made > jnp.asarray(gamma.widths))
-    verified = jax.lax.switch(smallest, [verify(g) for g in gamma.widths], state.target_cache)
+    smallest = jnp.sum(made > jnp.asarray(widths))
+    verified = jax.lax.switch(smallest, [verify(g) for g in widths], state.target_cache)
 
     # Return the accepted guesses and the token that follows them.
     state = state._replace(target_cache=verified.cache, draft_state=draft_state)

@@ -63,6 +63,10 @@ class _Remembering:
     def vocab_size(self) -> int:
         return self.drafter.vocab_size
 
+    @property
+    def may_pass(self) -> bool:
+        return self.drafter.may_pass
+
     def init(self, params: Params, inputs: Array, length: int, **settings: Any) -> Any:
         guesses = jnp.zeros((inputs.shape[0], settings["gamma"]), jnp.int32)
         return self.drafter.init(params, inputs, length, **settings), (guesses, guesses > 0)

@@ -59,6 +59,10 @@ class Drafter(Protocol):
     def vocab_size(self) -> int:
         """The vocabulary of its guesses."""
 
+    @property
+    def may_pass(self) -> bool:
+        """Whether it may make no guess where it is asked for some."""
+
     def init(
         self, params: Params, inputs: Array, length: int, *, gamma: int, target_cache: Cache
     ) -> Any:

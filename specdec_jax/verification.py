@@ -198,7 +198,7 @@ class MultiDraftRule:
         m = self.num_drafts
 
         def by_source(rows: Array) -> Array:
-            return rows.reshape(-1, m, *rows.shape[1:])
+            return rows.reshape(rows.shape[0] // m, m, *rows.shape[1:])
 
         draft = _sound(draft)
         p, u, token_u = map(by_source, (p, noise.test, noise.token))

@@ -11,7 +11,7 @@ FLOORS = [
     {"analysis", "errors", "gamma", "resources", "restoration", "sampling"},
     {"extras", "types", "layers", "vocabulary"},
     {"metrics", "verification", "t5", "data", "optimization"},
-    {"drafters.model", "model", "checkpoints", "train_step"},
+    {"drafters.model", "drafters.prompt_lookup", "model", "checkpoints", "train_step"},
     {"arguments", "drafters.early_exit", "pretrained", "training_run"},
     {"decoding", "train"},
     {"", "trace"},  # "" is the package itself

@@ -372,6 +372,7 @@ class Unsure:
 
     inner: ModelDrafter
     vocab_size: int = V
+    may_pass: bool = True
 
     def init(self, params: Any, inputs: Array, length: int, **k: Any) -> Any:
         return self.inner.init(params, inputs, length, **k)

@@ -6,6 +6,7 @@ computed without this project's sampling code. A wrong rule must fail the same t
 
 import dataclasses
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -31,33 +32,47 @@ from .conftest import TableModel, table_params
 SOURCE, ROWS, EOS = 3, 20_000, 1
 
 
+def standardized(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
+    """Section 2.2 for one place, float64[V], written independently of sampling.py."""
+    if sampling.temperature == 0:
+        return np.eye(len(logits))[logits.argmax()]
+    x = logits.astype(np.float64) / sampling.temperature
+    p = np.exp(x - x.max())
+    order = np.argsort(-p, kind="stable")
+    if sampling.top_k:
+        p[order[sampling.top_k :]] = 0
+    p /= p.sum()
+    p[order[1:][np.cumsum(p[order])[:-1] >= sampling.top_p]] = 0
+    return p / p.sum()
+
+
 def enumerate_sequences(
-    logits: np.ndarray, length: int, sampling: Sampling
+    logits_after: Callable[[tuple[int, ...]], np.ndarray], length: int, sampling: Sampling
 ) -> dict[tuple[int, ...], float]:
-    """Every sequence of the table `logits` with its probability; 0 after an EOS."""
-    places, size = logits.shape[:2]
-
-    def next_distribution(place: int, previous: int, current: int) -> np.ndarray:
-        x = logits[place % places, previous, current].astype(np.float64) / sampling.temperature
-        p = np.exp(x - x.max())
-        order = np.argsort(-p, kind="stable")
-        if sampling.top_k:
-            p[order[sampling.top_k :]] = 0
-        p /= p.sum()
-        p[order[1:][np.cumsum(p[order])[:-1] >= sampling.top_p]] = 0
-        return p / p.sum()
-
+    """Every sequence with its probability; 0 after an EOS."""
+    size = len(logits_after(()))
     found = {}
     for tokens in itertools.product(range(size), repeat=length):
-        probability, context = 1.0, (0, 0)
+        probability = 1.0
         for at, token in enumerate(tokens):
-            ended = at > 0 and EOS in tokens[:at]
-            p = np.eye(size)[0] if ended else next_distribution(SOURCE + at, *context)
-            probability *= p[token]
-            context = (context[1], token)
+            if EOS in tokens[:at]:
+                probability *= token == 0
+            else:
+                probability *= standardized(logits_after(tokens[:at]), sampling)[token]
         if probability > 0:
             found[tokens] = probability
     return found
+
+
+def of_table(table: Array) -> Callable[[tuple[int, ...]], np.ndarray]:
+    """The logits of a `TableModel` after a prefix of the source `SOURCE`."""
+    logits = np.asarray(table)
+
+    def after(prefix: tuple[int, ...]) -> np.ndarray:
+        previous, current = (0, 0, *prefix)[-2:]
+        return logits[(SOURCE + len(prefix)) % len(logits), previous, current]
+
+    return after
 
 
 def p_value(samples: Array, expected: dict[tuple[int, ...], float]) -> float:
@@ -98,7 +113,7 @@ def decode(
         eos_id=EOS,
         **{"gamma": 2} | settings,
     )
-    return result.tokens, enumerate_sequences(np.asarray(params), length, sampling)
+    return result.tokens, enumerate_sequences(of_table(params), length, sampling)
 
 
 CASES = {
@@ -150,7 +165,7 @@ def test_plain_sampling_follows_the_target() -> None:
         sampling=Sampling(),
         eos_id=EOS,
     )
-    expected = enumerate_sequences(np.asarray(params), 3, Sampling())
+    expected = enumerate_sequences(of_table(params), 3, Sampling())
     assert sum(expected.values()) == pytest.approx(1)
     assert p_value(result.tokens, expected) > 1e-3
 

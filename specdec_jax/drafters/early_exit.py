@@ -32,6 +32,8 @@ class EarlyExitDrafter:
     layers: int
     sampling: Sampling | None = None
 
+    may_pass = False
+
     def __post_init__(self) -> None:
         most = self.target.config.num_decoder_layers - 1
         whole = isinstance(self.layers, int) and not isinstance(self.layers, bool)

@@ -59,6 +59,8 @@ class ModelDrafter:
     model: Model
     sampling: Sampling | None = None
 
+    may_pass = False
+
     @property
     def vocab_size(self) -> int:
         """The draft model's own vocabulary."""
