@@ -133,7 +133,8 @@ def speculative_step(
             target, target_params, cache, state, draft, noise, width, sampling, rule
         )
 
-    widths = sorted({*gamma.widths, *([0] if drafter.may_pass else [])})
+    widths = [width for width in gamma.widths if width]  # without guesses `plain_step` is faster
+    widths = [0, *widths] if drafter.may_pass else widths
     made = jnp.max(jnp.sum(jnp.cumprod(draft.valid, axis=1), axis=1))
     smallest = jnp.sum(made > jnp.asarray(widths))
     verified = jax.lax.switch(smallest, [verify(g) for g in widths], state.target_cache)
@@ -144,6 +145,32 @@ def speculative_step(
     state, info = _count(state, kept, verified)
     learnt = gamma.update(state.gamma_state, info.examined.sum(axis=1), info.accepted.sum(axis=1))
     return state._replace(gamma_state=learnt), info
+
+
+def plain_step(
+    target: Model,
+    target_params: Params,
+    state: DecodeState,
+    *,
+    sampling: Sampling,
+    rule: VerifyRule,
+    max_new_tokens: int,
+    eos_id: int,
+) -> tuple[DecodeState, StepInfo]:
+    """A round without guesses: one more token from the target alone."""
+    rows = state.length.shape[0]
+    no_draft = Draft(
+        jnp.zeros((rows, 0), jnp.int32),
+        jnp.zeros((rows, 0, target.vocab_size), jnp.float32),
+        jnp.zeros((rows, 0), bool),
+    )
+    noise = state.noise.at(state.length, 1)
+    verified = _verify(
+        target, target_params, state.target_cache, state, no_draft, noise, 0, sampling, rule
+    )
+    state = state._replace(target_cache=verified.cache)
+    state, kept = _commit(state, verified, max_new_tokens, eos_id)
+    return _count(state, kept, verified)
 
 
 class _Verified(NamedTuple):
@@ -246,8 +273,9 @@ def _count(state: DecodeState, kept: Array, verified: _Verified) -> tuple[Decode
       kept: int32[R], tokens written in this round; 0 in rows that were done.
       verified: the round.
     """
-    n, valid = verified.n, verified.valid
-    at = jnp.arange(valid.shape[1])
+    n, gamma = verified.n, state.info.examined.shape[1]
+    valid = jnp.pad(verified.valid, ((0, 0), (0, gamma - verified.valid.shape[1])))
+    at = jnp.arange(gamma)
     alive = kept > 0
     examined = valid & (at <= n[:, None]) & (at < kept[:, None])
     info = StepInfo(
@@ -303,7 +331,7 @@ def decode_result(state: DecodeState, max_new_tokens: int, num_drafts: int = 1) 
     )
 
 
-def _until_done(step: Any, state: DecodeState) -> DecodeState:
+def _until_done(step: Callable[[DecodeState], DecodeState], state: DecodeState) -> DecodeState:
     return jax.lax.while_loop(lambda state: ~jnp.all(state.done), step, state)
 
 
@@ -327,19 +355,29 @@ def _speculative_decode(
     rule: VerifyRule,
     eos_id: int,
 ) -> DecodeResult:
-    def step(state: DecodeState) -> DecodeState:
+    rest: dict[str, Any] = {
+        "sampling": sampling, "rule": rule, "max_new_tokens": max_new_tokens, "eos_id": eos_id,
+    }  # fmt: skip
+
+    def guess(state: DecodeState) -> DecodeState:
         return speculative_step(
-            target,
-            target_params,
-            drafter,
-            draft_params,
-            state,
-            gamma=gamma,
-            sampling=sampling,
-            rule=rule,
-            max_new_tokens=max_new_tokens,
-            eos_id=eos_id,
+            target, target_params, drafter, draft_params, state, gamma=gamma, **rest
         )[0]
+
+    def pass_over(state: DecodeState) -> DecodeState:
+        state, info = plain_step(target, target_params, state, **rest)
+        none = info.target_calls * 0
+        return state._replace(gamma_state=gamma.update(state.gamma_state, none, none))
+
+    def wants_guesses(state: DecodeState) -> Array:
+        return jnp.any(~state.done & (gamma.budget(state.gamma_state).guesses > 0))
+
+    def some_of_each(state: DecodeState) -> DecodeState:
+        """Rounds with guesses while a row wants any, then rounds without."""
+        state = jax.lax.while_loop(wants_guesses, guess, state)
+        return jax.lax.while_loop(
+            lambda state: ~jnp.all(state.done) & ~wants_guesses(state), pass_over, state
+        )
 
     state = speculative_init(
         target,
@@ -352,6 +390,7 @@ def _speculative_decode(
         rule=rule,
         max_new_tokens=max_new_tokens,
     )
+    step = some_of_each if 0 in gamma.widths else guess
     return decode_result(_until_done(step, state), max_new_tokens, rule.num_drafts)
 
 
@@ -369,19 +408,16 @@ def _autoregressive_decode(
     rule: VerifyRule,
     eos_id: int,
 ) -> DecodeResult:
-    batch = inputs.shape[0]
-    no_draft = Draft(
-        jnp.zeros((batch, 0), jnp.int32),
-        jnp.zeros((batch, 0, target.vocab_size), jnp.float32),
-        jnp.zeros((batch, 0), bool),
-    )
-
     def step(state: DecodeState) -> DecodeState:
-        noise, cache = state.noise.at(state.length, 1), state.target_cache
-        verified = _verify(target, target_params, cache, state, no_draft, noise, 0, sampling, rule)
-        state = state._replace(target_cache=verified.cache)
-        state, kept = _commit(state, verified, max_new_tokens, eos_id)
-        return _count(state, kept, verified)[0]
+        return plain_step(
+            target,
+            target_params,
+            state,
+            sampling=sampling,
+            rule=rule,
+            max_new_tokens=max_new_tokens,
+            eos_id=eos_id,
+        )[0]
 
     state = _start(
         target, target_params, inputs, keys, gamma=0, rule=rule, max_new_tokens=max_new_tokens

@@ -163,32 +163,48 @@ class _Seen(NamedTuple):
 class AdaptiveGamma:
     """Tracks each row's acceptance rate, and takes the gamma that Theorem 3.8 says is best.
 
-    The expected tokens (Eq. 1) at the row's own estimate of beta, over what a round of that
-    gamma costs where it runs. Where nothing pays that is gamma 0, plain decoding, from
-    which a row comes back as its estimate drifts to the prior again.
+    That is the largest ratio of expected tokens (Eq. 1), at the row's own estimate of beta,
+    to what a round of that gamma costs where it runs. Where nothing pays that is gamma 0,
+    plain decoding. The estimate begins high, for only who tries learns, and goes back
+    there as what was seen is forgotten.
 
     Attributes:
+      costs: float32[G], what a round of each of the widths costs, its draft calls and its
+        verification, in any unit; `speed.round_costs` measures them.
       widths: the gammas to choose from; see `GammaPolicy`.
-      costs: float32[G], what a round of each costs, gamma draft calls and one verification,
-        in any unit; `speed.round_costs` measures them.
-      prior: the acceptance rate that is assumed before anything was seen.
-      weight: how many judged guesses that assumption is worth.
-      memory: how much of what was seen is kept from one round to the next.
+      examined: guesses that were judged before, in other decodes; see `after`.
+      accepted: how many of them stood.
+      prior: the acceptance rate where nothing was seen.
+      weight: how many judged guesses that is worth.
+      memory: how much of what was seen is kept over a round with guesses.
+      idle_memory: how much over a round without.
     """
 
     costs: Any
     widths: tuple[int, ...] = dataclasses.field(default=(0, 3, 7), metadata=_STATIC)
-    prior: Any = 0.7
-    weight: Any = 2.0
+    examined: Any = 0.0
+    accepted: Any = 0.0
+    prior: Any = 0.9
+    weight: Any = 4.0
     memory: Any = 0.9
+    idle_memory: Any = 0.998
 
     def __post_init__(self) -> None:
         check_widths(self.widths)
 
+    def after(self, examined: int, accepted: int) -> "AdaptiveGamma":
+        """The policy for the next decode: it has seen these guesses of the last one too."""
+        examined, accepted = 0.97 * self.examined + examined, 0.97 * self.accepted + accepted
+        # More would keep a row from finding out that it is different.
+        share = min(1.0, 16.0 / max(examined, 1e-9))
+        return dataclasses.replace(self, examined=share * examined, accepted=share * accepted)
+
     def init(self, rows: int) -> _Seen:
         """See `GammaPolicy`."""
-        nothing = jnp.zeros((rows,), jnp.float32)
-        return _Seen(nothing, nothing)
+        return _Seen(
+            jnp.full((rows,), self.examined, jnp.float32),
+            jnp.full((rows,), self.accepted, jnp.float32),
+        )
 
     def budget(self, state: _Seen) -> Budget:
         """See `GammaPolicy`."""
@@ -200,6 +216,5 @@ class AdaptiveGamma:
 
     def update(self, state: _Seen, examined: Array, accepted: Array) -> _Seen:
         """See `GammaPolicy`."""
-        return _Seen(
-            self.memory * state.examined + examined, self.memory * state.accepted + accepted
-        )
+        kept = jnp.where(examined > 0, self.memory, self.idle_memory)
+        return _Seen(kept * state.examined + examined, kept * state.accepted + accepted)

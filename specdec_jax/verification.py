@@ -236,7 +236,8 @@ class MultiDraftRule:
             going=jnp.ones((batch,), bool),
             rest=jnp.zeros_like(p[:, 0, 0]),
         )
-        search = jax.lax.fori_loop(0, gamma, try_position, search)
+        if gamma:
+            search = jax.lax.fori_loop(0, gamma, try_position, search)
         bonus = _at(p[:, :, gamma], search.leader)
         weights = jnp.where(search.going[:, None], bonus, search.rest)
         token = sample(weights, _at(token_u[:, 0], search.n))
