@@ -7,9 +7,6 @@
 import dataclasses
 import json
 import os
-import shutil
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,6 +15,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from specdec_jax.layers import Params
+from specdec_jax.replacing import replacing
 from specdec_jax.t5 import T5, T5Config
 
 _CONFIG = "config.json"
@@ -81,11 +79,7 @@ def save_params(
     dtype: str = "float32",
     extra: dict[str, Any] | None = None,
 ) -> None:
-    """Writes a model's weights; what was at `path` before is replaced as a whole.
-
-    The new directory is written beside the old one and renamed into its place. A reader
-    sees one of them, never a mixture; between two renames, for a moment, neither (and if
-    the writer is killed just then, until `tidy`).
+    """Writes a model's weights; what was at `path` before is replaced as a whole (replacing.py).
 
     Args:
       path: the directory to write.
@@ -98,56 +92,16 @@ def save_params(
       ValueError: the parameters don't fit the config.
     """
     check_params(config, params)
-    path = os.path.abspath(os.fspath(path))
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    partial = tempfile.mkdtemp(
-        dir=os.path.dirname(path), prefix=f".{os.path.basename(path)}.", suffix=".partial"
-    )
-    try:
-        os.chmod(partial, 0o755)
+    with replacing(path) as partial:
         stored = jax.tree.map(lambda x: np.asarray(x).astype(jnp.dtype(dtype)), params)
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-            checkpointer.save(os.path.join(partial, _PARAMS), stored)
+            checkpointer.save(partial / _PARAMS, stored)
         # A note that names the directory written to, which is not where the weights will be.
-        Path(partial, _PARAMS, "commit_success.txt").unlink(missing_ok=True)
+        (partial / _PARAMS / "commit_success.txt").unlink(missing_ok=True)
         fields = dataclasses.asdict(config)
         if extra:
             fields["about"] = extra
-        with open(os.path.join(partial, _CONFIG), "w", encoding="utf-8") as f:
-            json.dump(fields, f, indent=2)
-            f.write("\n")
-        if os.path.exists(path):
-            old = f"{partial}.old"
-            os.rename(path, old)
-            try:
-                os.rename(partial, path)
-            except BaseException:
-                os.rename(old, path)
-                raise
-            shutil.rmtree(old)
-        else:
-            os.rename(partial, path)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-
-
-def tidy(path: str | os.PathLike[str]) -> None:
-    """Clears up after a writer of `path` that was killed; call it when none is at work.
-
-    Half-written directories beside `path` go; where it died between the two renames of
-    a replacement, the old directory takes its place again.
-    """
-    path = os.path.abspath(os.fspath(path))
-    parent, name = os.path.split(path)
-    if not os.path.isdir(parent):
-        return
-    left = [f for f in sorted(os.listdir(parent)) if f.startswith(f".{name}.")]
-    for entry in [f for f in left if f.endswith(".partial.old")]:
-        if not os.path.exists(path):
-            os.rename(os.path.join(parent, entry), path)
-    for entry in [f for f in left if f.endswith((".partial", ".partial.old"))]:
-        shutil.rmtree(os.path.join(parent, entry), ignore_errors=True)
+        (partial / _CONFIG).write_text(json.dumps(fields, indent=2) + "\n", "utf-8")
 
 
 def load_config(path: str | os.PathLike[str]) -> T5Config:

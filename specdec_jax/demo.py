@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from specdec_jax.generate import TASKS, Settings, batches, decode_traced, read
+from specdec_jax.generate import TASKS, Settings, batches, decode_traced, read, settle
 from specdec_jax.pretrained import Pair
 from specdec_jax.speed import Comparison
 from specdec_jax.terminal import show_trace
@@ -53,11 +53,12 @@ def demo(
     Returns:
       Whether every sentence came out as it does from the target alone.
     """
-    _show_first(pair, rows[0], settings, out)
+    settings = _show_first(pair, rows[0], settings, out)
+    gamma = settings.gamma if isinstance(settings.gamma, int) else "adaptive"
     comparisons = {}
     for task in dict.fromkeys(row["task"] for row in rows):
         some = [row for row in rows if row["task"] == task]
-        out(f"\n{task}: {len(some)} held-out sentences, greedy, gamma {settings.gamma}")
+        out(f"\n{task}: {len(some)} held-out sentences, greedy, gamma {gamma}")
         comparisons[task] = Comparison(pair, settings, repeats)
         sources = [row["inputs"] for row in some]
         for batch in batches(pair, sources, settings):
@@ -68,14 +69,17 @@ def demo(
 
 def _show_first(
     pair: Pair, row: dict[str, Any], settings: Settings, out: Callable[[str], None]
-) -> None:
+) -> Settings:
     """One sentence's trace: what the draft guessed, and what the target made of it."""
     [batch] = batches(pair, [row["inputs"]], settings)
+    settings = settle(pair, batch, settings)
     rounds, result = decode_traced(pair, batch, settings)
-    out(f"The draft guesses {settings.gamma} tokens a round, the target reads them at once:")
+    most = settings.gamma if isinstance(settings.gamma, int) else "some"
+    out(f"The draft guesses {most} tokens a round, the target reads them at once:")
     out(f"\n  {row['inputs']}\n")
     show_trace(rounds, pair.vocabulary)
     out(f"\n{int(result.lengths[0])} tokens in {len(rounds)} calls of the target")
+    return settings
 
 
 def _summary(comparisons: dict[str, Comparison], out: Callable[[str], None]) -> bool:

@@ -70,6 +70,9 @@ def evaluate(
             f"{task} needs sources and as many references, not {len(sources)} and "
             f"{len(references)}."
         )
+    gamma = settings.gamma
+    if not isinstance(gamma, int):
+        raise ValueError("alpha is measured at a fixed gamma: give a number, not auto.")
     score = METRICS[TASKS[task].metric]
     copy = score(sources, references)
     settings = dataclasses.replace(settings, task=task, prefix="")
@@ -97,7 +100,7 @@ def evaluate(
     return Evaluation(
         task,
         len(sources),
-        settings.gamma,
+        gamma,
         score(predictions, references),
         copy,
         tuple(acceptance),

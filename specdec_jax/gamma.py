@@ -185,18 +185,18 @@ class AdaptiveGamma:
     examined: Any = 0.0
     accepted: Any = 0.0
     prior: Any = 0.9
-    weight: Any = 4.0
+    weight: Any = 8.0
     memory: Any = 0.9
     idle_memory: Any = 0.998
 
     def __post_init__(self) -> None:
         check_widths(self.widths)
 
-    def after(self, examined: int, accepted: int) -> "AdaptiveGamma":
+    def after(self, examined: float, accepted: float) -> "AdaptiveGamma":
         """The policy for the next decode: it has seen these guesses of the last one too."""
         examined, accepted = 0.97 * self.examined + examined, 0.97 * self.accepted + accepted
         # More would keep a row from finding out that it is different.
-        share = min(1.0, 16.0 / max(examined, 1e-9))
+        share = min(1.0, 64.0 / max(examined, 1e-9))
         return dataclasses.replace(self, examined=share * examined, accepted=share * accepted)
 
     def init(self, rows: int) -> _Seen:

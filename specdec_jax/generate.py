@@ -7,6 +7,8 @@ where a run was resumed.
 """
 
 import dataclasses
+import difflib
+import functools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
@@ -16,12 +18,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from specdec_jax.costs import Decoders, measured_gamma
 from specdec_jax.decoding import autoregressive_decode, speculative_decode
+from specdec_jax.gamma import AdaptiveGamma
 from specdec_jax.pretrained import Pair
 from specdec_jax.restoration import strip_case_and_punctuation
 from specdec_jax.sampling import GREEDY, Sampling
 from specdec_jax.trace import Round, trace_decode
-from specdec_jax.types import DecodeResult
+from specdec_jax.types import DecodeResult, VerifyRule
+from specdec_jax.verification import ExactRule, GumbelRule, LenientRule, MultiDraftRule
 from specdec_jax.vocabulary import encode_sources
 
 LARGEST = 2**20  # of the settings' lengths: beyond it lie only slips of the finger
@@ -43,6 +48,13 @@ TASKS = {
 }
 
 
+RULES: dict[str, Callable[..., VerifyRule]] = {
+    "exact": ExactRule,
+    "lenient": LenientRule,
+    "gumbel": GumbelRule,
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """How lines are decoded.
@@ -50,7 +62,10 @@ class Settings:
     Attributes:
       task: one of `TASKS`, which prepares a line and puts its prefix before it.
       prefix: put before every line where there is no task.
-      gamma: guesses a round.
+      gamma: guesses a round; "auto" measures what rounds cost here, and adapts.
+      rule: one of `RULES`.
+      lenience: l of the lenient rule.
+      num_drafts: guesses for each position, of which the first that stands is taken.
       max_new_tokens: the most tokens of a prediction.
       sampling: temperature, top-k, top-p.
       seed: of all sampling.
@@ -61,7 +76,10 @@ class Settings:
 
     task: str | None = None
     prefix: str = ""
-    gamma: int = 7
+    gamma: int | Literal["auto"] | AdaptiveGamma = 7
+    rule: str = "exact"
+    lenience: float | None = None
+    num_drafts: int = 1
     max_new_tokens: int = 128
     sampling: Sampling = GREEDY
     seed: int = 0
@@ -76,8 +94,12 @@ class Settings:
             raise ValueError("A task has its own prefix: give a task or a prefix, not both.")
         if self.batch_size < 1:
             raise ValueError(f"batch_size must be 1 or above, not {self.batch_size}.")
-        for name, least in (("gamma", 1), ("max_new_tokens", 1), ("input_length", 2)):
+        for name, least in (
+            ("gamma", 1), ("num_drafts", 1), ("max_new_tokens", 1), ("input_length", 2),
+        ):  # fmt: skip
             value = getattr(self, name)
+            if name == "gamma" and (value == "auto" or isinstance(value, AdaptiveGamma)):
+                continue
             if value < least:
                 raise ValueError(f"{name} must be {least} or above, not {value}.")
             if value > LARGEST:
@@ -86,6 +108,32 @@ class Settings:
             raise ValueError(f"seed must be at least 0 and below 2^32, not {self.seed}.")
         if self.on_long not in ("cut", "error"):
             raise ValueError(f'on_long must be "cut" or "error", not {self.on_long!r}.')
+        self._check_rule()
+
+    def _check_rule(self) -> None:
+        """Refuses a rule that there is not, and what does not go with it."""
+        if self.rule not in RULES:
+            near = difflib.get_close_matches(str(self.rule), RULES, n=1)
+            hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(RULES)}."
+            raise ValueError(f"There is no rule {self.rule!r}{hint}")
+        if (self.rule == "lenient") != (self.lenience is not None):
+            raise ValueError(
+                "lenience goes with rule=lenient and with no other: it is l of appendix A.5, in "
+                "[0, 1]."
+            )
+        if self.num_drafts > 1 and self.rule != "exact":
+            raise ValueError(f"num_drafts needs rule=exact: {self.rule} judges a single draft.")
+        if self.num_drafts > 1 and self.sampling.temperature == 0:
+            raise ValueError(
+                "num_drafts needs a temperature above 0: at 0 all drafts would guess the same."
+            )
+        self.verify_rule()
+
+    def verify_rule(self) -> VerifyRule:
+        """The rule itself."""
+        if self.num_drafts > 1:
+            return MultiDraftRule(self.num_drafts)
+        return LenientRule(self.lenience) if self.lenience is not None else RULES[self.rule]()
 
     def source(self, line: str) -> str:
         """The T5 source of a line."""
@@ -145,7 +193,7 @@ def generate(
     settings: Settings = Settings(),
     *,
     first: int = 0,
-    decode_with: Callable[[Batch], DecodeResult] | None = None,
+    decode_with: Callable[[Batch, Settings], DecodeResult] | None = None,
 ) -> Iterator[list[Generation]]:
     """Decodes lines in their order, yielding each batch when it is done.
 
@@ -160,8 +208,39 @@ def generate(
     for batch in batches(pair, lines, settings, first=first):
         result = None
         if any(batch.has_text):
-            result = decode_with(batch) if decode_with else decode(pair, batch, settings)
+            settings = settle(pair, batch, settings)
+            result = (decode_with or functools.partial(decode, pair))(batch, settings)
+            settings = learn(settings, result)
         yield read(pair, batch, result)
+
+
+def settle(pair: Pair, batch: Batch, settings: Settings) -> Settings:
+    """Puts a measured policy in place of the gamma "auto", once; a batch like the others."""
+    if settings.gamma != "auto":
+        return settings
+    policy = measured_gamma(
+        decoders(pair),
+        batch.inputs,
+        batch.keys,
+        max_new_tokens=settings.max_new_tokens,
+        sampling=settings.sampling,
+        rule=settings.verify_rule(),
+    )
+    return dataclasses.replace(settings, gamma=policy)
+
+
+def learn(settings: Settings, result: DecodeResult) -> Settings:
+    """Lets an adaptive gamma begin the next batch with what it saw in this one."""
+    if not isinstance(settings.gamma, AdaptiveGamma):
+        return settings
+    rows = len(result.lengths)
+    examined, accepted = (int(x.sum()) / rows for x in (result.examined, result.accepted))
+    return dataclasses.replace(settings, gamma=settings.gamma.after(examined, accepted))
+
+
+def decoders(pair: Pair) -> Decoders:
+    """The parts of a pair that decode."""
+    return Decoders(pair.target, pair.target_params, pair.drafter, pair.draft_params)
 
 
 def check_lengths(pair: Pair, lines: Sequence[str], settings: Settings) -> None:
@@ -219,15 +298,13 @@ def _to_bucket(inputs: np.ndarray) -> np.ndarray:
 def decode(pair: Pair, batch: Batch, settings: Settings) -> DecodeResult:
     """Decodes a batch speculatively."""
     return speculative_decode(
-        pair.target,
-        pair.target_params,
-        pair.drafter,
-        pair.draft_params,
+        *decoders(pair),
         batch.inputs,
         batch.keys,
-        gamma=settings.gamma,
+        gamma=_settled(settings),
         max_new_tokens=settings.max_new_tokens,
         sampling=settings.sampling,
+        rule=settings.verify_rule(),
     )
 
 
@@ -240,22 +317,27 @@ def decode_plain(pair: Pair, batch: Batch, settings: Settings) -> DecodeResult:
         batch.keys,
         max_new_tokens=settings.max_new_tokens,
         sampling=settings.sampling,
+        rule=GumbelRule() if settings.rule == "gumbel" else ExactRule(),
     )
 
 
 def decode_traced(pair: Pair, batch: Batch, settings: Settings) -> tuple[list[Round], DecodeResult]:
     """Decodes a batch of one row, keeping what each round did."""
     return trace_decode(
-        pair.target,
-        pair.target_params,
-        pair.drafter,
-        pair.draft_params,
+        *decoders(pair),
         batch.inputs,
         batch.keys,
-        gamma=settings.gamma,
+        gamma=_settled(settings),
         max_new_tokens=settings.max_new_tokens,
         sampling=settings.sampling,
+        rule=settings.verify_rule(),
     )
+
+
+def _settled(settings: Settings) -> int | AdaptiveGamma:
+    if settings.gamma == "auto":
+        raise ValueError('gamma="auto" is settled on the first batch: call settle before decode.')
+    return settings.gamma
 
 
 def read(pair: Pair, batch: Batch, result: DecodeResult | None) -> list[Generation]:

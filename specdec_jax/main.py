@@ -4,6 +4,7 @@
     specdec demo                            the shipped pair on held-out sentences
     specdec evaluate                        a pair's scores and acceptance on its tasks
     specdec train --gin_file=FILE ...       train, configured by gin
+    specdec train_ngram                     count an n-gram table, which is a draft
     specdec version
 
 Reads flags and files, and says in one sentence what is wrong with them; what it
@@ -54,6 +55,7 @@ def _build_parser() -> argparse.ArgumentParser:
     _add_generate(commands)
     _add_demo(commands)
     _add_evaluate(commands)
+    _add_train_ngram(commands)
     commands.add_parser(
         "train", help="train, configured by gin: --gin_file=FILE --gin.NAME=VALUE", add_help=False
     )
@@ -92,6 +94,9 @@ def _add_generate(commands: Any) -> None:
     add("--max_new_tokens", type=int, help="the most tokens of a prediction (128)")
     add("--input_length", type=int, help="the most tokens of a source (512)")
     add("--on_long", choices=("cut", "error"), help="what becomes of a longer one (cut)")
+    add("--rule", help="exact (the default), lenient or gumbel: what makes a guess stand")
+    add("--lenience", type=float, help="of the lenient rule: l in [0, 1], 1 is exact")
+    add("--num_drafts", type=int, help="guesses for each position, tried in turn (1)")
     add("--compare", action="store_true", help="also run the target alone: same output? how fast?")
     add(
         "--trace",
@@ -104,8 +109,21 @@ def _add_generate(commands: Any) -> None:
 def _add_models(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", default="debian", metavar="NAME|DIR", help="a shipped pair, or a directory")
-    add("--draft", metavar="NAME|DIR", help="another draft than the pair's")
-    add("--gamma", type=int, help="guesses a round (7)")
+    add(
+        "--draft",
+        metavar="DRAFT",
+        help="unigram, bigram, lookup, lookup+DRAFT, early_exit:K, or a pair or a directory",
+    )
+    add("--gamma", type=_gamma, help="guesses a round (7); auto measures and adapts")
+
+
+def _gamma(text: str) -> int | str:
+    if text == "auto":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"a whole number or auto, not {text!r}") from None
 
 
 def _add_trained_length(parser: argparse.ArgumentParser) -> None:
@@ -150,6 +168,44 @@ def _add_evaluate(commands: Any) -> None:
     add("--max_new_tokens", type=int, help="the most tokens of a prediction (128)")
     _add_trained_length(parser)
     parser.set_defaults(run=_evaluate)
+
+
+def _add_train_ngram(commands: Any) -> None:
+    parser = commands.add_parser(
+        "train_ngram",
+        help="count an n-gram table: a draft at almost no cost",
+        description="Counts the n-grams of texts, a text a line, or of the targets of text pairs "
+        "(.tsv: source, tab, target), and writes a table that --draft takes.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("files", nargs="+", metavar="FILE", help="texts, or .tsv of text pairs")
+    add("--vocabulary", required=True, metavar="FILE", help="the target's spiece.model")
+    add("--vocab_size", type=int, help="the target's, where it is padded to more ids than pieces")
+    add("--output", required=True, metavar="DIR", help="the table")
+    add("--overwrite", action="store_true", help="replace --output")
+    add("--order", type=int, default=3, help="n (3); the table serves the lower orders too")
+    add("--min_count", type=int, default=2, help="leave out what is rarer (2)")
+    add("--max_continuations", type=int, default=64, help="keep so many a context (64)")
+    add("--validation", nargs="+", default=[], metavar="FILE", help="texts to score it on")
+    parser.set_defaults(run=_train_ngram)
+
+
+def _train_ngram(arguments: argparse.Namespace) -> int:
+    from specdec_jax import ngram_training
+
+    ngram_training.train(
+        arguments.files,
+        arguments.vocabulary,
+        arguments.output,
+        vocab_size=arguments.vocab_size,
+        order=arguments.order,
+        min_count=arguments.min_count,
+        max_continuations=arguments.max_continuations,
+        validation=arguments.validation,
+        overwrite=arguments.overwrite,
+    )
+    return 0
 
 
 def _load(arguments: argparse.Namespace) -> "Pair":

@@ -2,6 +2,7 @@
 
 <pair>/target/        weights, as `checkpoints.save_params` writes them
 <pair>/draft/         weights
+<pair>/ngram/         an n-gram table of the vocabulary, for drafts `unigram` and `bigram`; optional
 <pair>/spiece.model   the vocabulary of both
 <pair>/MODEL_CARD.md  what it can do and what it can't, and where it comes from
 """
@@ -15,8 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from specdec_jax.checkpoints import load_params
+from specdec_jax.drafters.early_exit import EarlyExitDrafter
 from specdec_jax.drafters.model import ModelDrafter
+from specdec_jax.drafters.prompt_lookup import LookupDrafter
 from specdec_jax.model import T5Model, t5_model
+from specdec_jax.ngram import is_ngrams, load_ngrams
 from specdec_jax.resources import ASSETS
 from specdec_jax.types import Drafter, Params
 from specdec_jax.vocabulary import Vocabulary
@@ -59,8 +63,7 @@ def load(
 
     Args:
       name: one of `available()`, or a directory in the layout above.
-      draft: another draft: a pair, of which its draft is taken, or a directory of
-        weights. It must share the target's vocabulary.
+      draft: another draft than the pair's own, `DRAFTS`. It must share the vocabulary.
 
     Raises:
       FileNotFoundError: no such pair, or files of it are missing; near names are named.
@@ -68,24 +71,67 @@ def load(
     """
     path = _find(name)
     target, target_params = _load_model(path / "target")
-    model, draft_params = _load_model(path / "draft" if draft is None else _find_draft(draft))
     vocabulary = Vocabulary(path / "spiece.model")
-    for config in (target.config, model.config):
-        if config.vocab_size < vocabulary.size:
+    drafter, draft_params = _load_draft(
+        "model" if draft is None else os.fspath(draft), path, target, target_params
+    )
+    for size in (target.vocab_size, drafter.vocab_size):
+        if size < vocabulary.size:
             raise ValueError(
                 f"The vocabulary of {os.fspath(name)!r} has {vocabulary.size} pieces, "
-                f"a model of it only {config.vocab_size} ids."
+                f"a model of it only {size} ids."
             )
     card = path / "MODEL_CARD.md"
     return Pair(
         name=os.fspath(name),
         target=target,
         target_params=target_params,
-        drafter=ModelDrafter(model),
+        drafter=drafter,
         draft_params=draft_params,
         vocabulary=vocabulary,
         card=card.read_text("utf-8") if card.is_file() else "",
     )
+
+
+DRAFTS = """model (the pair's own), unigram, bigram, trigram (of its n-gram table), lookup (copies \
+from the source and the output), lookup+DRAFT (where it finds nothing, another), early_exit:K \
+(the target's first K decoder layers), or the name or directory of a pair, of a model or of an \
+n-gram table"""
+_ORDERS = {"unigram": 1, "bigram": 2, "trigram": 3}
+
+
+def _load_draft(
+    draft: str, pair: Path, target: T5Model, target_params: Params
+) -> tuple[Drafter, Params]:
+    """A draft by its name, one of `DRAFTS` -> it and its parameters."""
+    kind, _, rest = draft.partition("+")
+    if kind == "lookup" and not rest and draft == kind:
+        return LookupDrafter(target.vocab_size), ()
+    if kind == "lookup" and rest:
+        if rest.partition("+")[0] == "lookup":
+            raise ValueError("lookup falls back on another draft, such as lookup+bigram.")
+        fallback, params = _load_draft(rest, pair, target, target_params)
+        return LookupDrafter(target.vocab_size, fallback=fallback), params
+    kind, _, layers = draft.partition(":")
+    if kind == "early_exit":
+        if not layers.isdecimal():
+            raise ValueError(
+                "Early exit needs the number of the target's decoder layers to keep, such as "
+                f"early_exit:2, not {draft!r}."
+            )
+        return EarlyExitDrafter(target, int(layers)), target_params
+    if draft in _ORDERS:
+        return _ngrams(pair / "ngram", _ORDERS[draft])
+    path = pair / "draft" if draft == "model" else _find_draft(draft)
+    if is_ngrams(path):
+        return _ngrams(path)
+    model, params = _load_model(path)
+    return ModelDrafter(model), params
+
+
+def _ngrams(path: Path, order: int | None = None) -> tuple[Drafter, Params]:
+    model, table = load_ngrams(path, order)
+    return ModelDrafter(model), table
 
 
 def fingerprint(
@@ -94,7 +140,7 @@ def fingerprint(
     """Tells the contents of what `load` would read apart; empty where it would find nothing."""
     try:
         path = _find(name)
-        roots = (path / "target", path / "draft" if draft is None else _find_draft(draft))
+        roots = (path / "target", *_files_of(draft, path))
     except FileNotFoundError:
         return ""
     digest = hashlib.sha256()
@@ -104,6 +150,18 @@ def fingerprint(
             content = hashlib.sha256(file.read_bytes()).hexdigest()
             digest.update(f"{file.relative_to(root)} {content}\n".encode())
     return digest.hexdigest()
+
+
+def _files_of(draft: str | os.PathLike[str] | None, pair: Path) -> list[Path]:
+    """Where a draft's files lie; those of a draft that reads none beside the target are none."""
+    name = "model" if draft is None else os.fspath(draft)
+    if name.partition("+")[0] == "lookup":
+        name = name.partition("+")[2]
+    if not name or name.startswith("early_exit:"):
+        return []
+    if name in _ORDERS:
+        return [pair / "ngram"]
+    return [pair / "draft" if name == "model" else _find_draft(name)]
 
 
 def held_out(path: str | os.PathLike[str] | None = None) -> list[dict[str, Any]]:
@@ -166,4 +224,7 @@ def _find_draft(draft: str | os.PathLike[str]) -> Path:
     path = Path(draft)
     if (path / "config.json").is_file():
         return path
-    return _find(draft) / "draft"
+    try:
+        return _find(draft) / "draft"
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{error} A draft is {DRAFTS}.") from error

@@ -64,6 +64,7 @@ def distribution(logits: Array, sampling: Sampling) -> Array:
     # subnormal number, which XLA takes for 0.
     temperature = max(sampling.temperature, float(jnp.finfo(jnp.float32).tiny))
     logits = (logits - jnp.max(logits, axis=-1, keepdims=True)) / temperature
+    logits = jnp.where(logits == 0.0, 0.0, logits)  # -0 is equal to 0, but top_k ranks it below
     if 0 < sampling.top_k < logits.shape[-1]:
         logits = _keep_top_k(logits, sampling.top_k)
     if sampling.top_p < 1.0:

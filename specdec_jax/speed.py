@@ -10,28 +10,23 @@ import operator
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
 from specdec_jax.analysis import walltime_improvement
-from specdec_jax.gamma import Budget
-from specdec_jax.generate import Batch, Settings, decode, decode_plain
+from specdec_jax.costs import Costs, measure_costs
+from specdec_jax.generate import (
+    Batch,
+    Settings,
+    decode,
+    decode_plain,
+    decoders,
+    learn,
+    settle,
+)
 from specdec_jax.pretrained import Pair
-from specdec_jax.sampling import draw_noise
-from specdec_jax.types import DecodeResult, Params
-
-_CALLS = 16  # calls of a model that are timed as one compiled loop
-
-
-class Costs(NamedTuple):
-    """What the calls cost, in calls of the target on one token."""
-
-    draft: float  # c, one guess
-    verification: float  # T(gamma + 1) / T(1)
+from specdec_jax.types import DecodeResult
 
 
 def timed(decode: Callable[[], DecodeResult]) -> tuple[DecodeResult, float]:
@@ -70,6 +65,7 @@ class Comparison:
 
     def add(self, batch: Batch) -> DecodeResult:
         """Decodes a batch both ways; returns the speculative result."""
+        self.settings = settle(self.pair, batch, self.settings)
         speculate = functools.partial(decode, self.pair, batch, self.settings)
         alone = functools.partial(decode_plain, self.pair, batch, self.settings)
         if batch.inputs.shape not in self._shapes:
@@ -81,6 +77,7 @@ class Comparison:
         self.plain_seconds.append(statistics.median(run[1][1] for run in runs))
         self._last = batch
         self._count(batch, jax.device_get(result), jax.device_get(plain))
+        self.settings = learn(self.settings, result)
         return result
 
     def _count(self, batch: Batch, result: DecodeResult, plain: DecodeResult) -> None:
@@ -135,7 +132,9 @@ class Comparison:
 
     def verdict(self) -> str:
         """Whether both ways gave the same tokens, in one sentence."""
-        if self.settings.sampling.temperature > 0:
+        if self.settings.rule == "lenient":
+            return "The lenient rule is not exact: the output may differ from the target's alone."
+        if self.settings.sampling.temperature > 0 and self.settings.rule != "gumbel":
             return (
                 "Sampled above temperature 0: both are samples of the same distribution, "
                 "not the same sample."
@@ -158,8 +157,15 @@ class Comparison:
     def reason(self) -> str:
         """Why it is as fast as it is: Theorem 3.8 with costs measured here."""
         assert self._last is not None
-        gamma = self.settings.gamma
-        costs = measure_costs(self.pair, self._last.inputs, self.settings)
+        gamma = self.settings.gamma if isinstance(self.settings.gamma, int) else 7
+        costs = measure_costs(
+            decoders(self.pair),
+            self._last.inputs,
+            self._last.keys,
+            gamma=gamma,
+            max_new_tokens=self.settings.max_new_tokens,
+            sampling=self.settings.sampling,
+        )
         expected = {g: _expected(self.alpha, g, gamma, costs) for g in range(1, 2 * gamma + 1)}
         best = max(expected, key=lambda g: expected[g])
         return (
@@ -182,68 +188,6 @@ def first_difference(pair: Pair, result: DecodeResult, plain: DecodeResult, row:
         f"token {at + 1} is {here!r} (log p {result.log_probs[row, at]:.4f}), "
         f"{alone!r} ({plain.log_probs[row, at]:.4f}) by the target alone"
     )
-
-
-def measure_costs(pair: Pair, inputs: Array, settings: Settings) -> Costs:
-    """Times the calls that a round is made of, as compiled loops on a half-full cache.
-
-    Args:
-      pair: what decodes.
-      inputs: int32[B, T], sources of the shape in question.
-      settings: gamma, max_new_tokens and sampling count.
-    """
-    gamma, slots = settings.gamma, settings.max_new_tokens + settings.gamma + 1
-    middle = settings.max_new_tokens // 2 + 1
-    batch = inputs.shape[0]
-
-    def target_calls(params: Params, cache: Any, tokens: Array) -> Array:
-        positions = jnp.broadcast_to(middle + jnp.arange(tokens.shape[1]), tokens.shape)
-
-        def call(_: int, carry: tuple[Any, Array]) -> tuple[Any, Array]:
-            logits, cache = pair.target.extend(params, carry[0], carry[1], positions)
-            return cache, jnp.argmax(logits, axis=-1).astype(jnp.int32)
-
-        return jax.lax.fori_loop(0, _CALLS, call, (cache, tokens))[1]
-
-    def draft_rounds(params: Params, state: Any, tokens: Array) -> Array:
-        length = jnp.full((batch,), middle)
-        noise = draw_noise(jax.vmap(jax.random.key)(jnp.arange(batch)), gamma + 1)
-
-        def call(_: int, carry: tuple[Any, Array]) -> tuple[Any, Array]:
-            state, tokens = carry
-            draft, state = pair.drafter.propose(
-                params,
-                state,
-                tokens,
-                length,
-                noise,
-                Budget(jnp.full((batch,), gamma)),
-                gamma=gamma,
-                vocab_size=pair.target.vocab_size,
-                sampling=settings.sampling,
-            )
-            return state, tokens.at[:, middle - 1].set(draft.tokens[:, -1])
-
-        return jax.lax.fori_loop(0, _CALLS, call, (state, tokens))[1]
-
-    cache = pair.target.prefill(pair.target_params, inputs, slots)
-    state = pair.drafter.init(pair.draft_params, inputs, slots, gamma=gamma, target_cache=cache)
-    zeros = jnp.zeros((batch, slots), jnp.int32)
-    one = _seconds(target_calls, pair.target_params, cache, zeros[:, :1])
-    block = _seconds(target_calls, pair.target_params, cache, zeros[:, : gamma + 1])
-    drafting = _seconds(draft_rounds, pair.draft_params, state, zeros)
-    return Costs(draft=drafting / gamma / one, verification=block / one)
-
-
-def _seconds(loop: Callable[..., Array], *args: Any) -> float:
-    """The median time of a compiled loop."""
-    compiled = jax.jit(loop)
-    times = []
-    for _ in range(6):
-        start = time.perf_counter()
-        jax.block_until_ready(compiled(*args))
-        times.append(time.perf_counter() - start)
-    return statistics.median(times[1:])
 
 
 def _expected(alpha: float, gamma: int, measured_gamma: int, costs: Costs) -> float:

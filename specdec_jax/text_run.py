@@ -81,15 +81,18 @@ class TextRun:
         def wait() -> contextlib.AbstractContextManager[object]:
             return contextlib.nullcontext() if bar else waiting("decoding; a first run compiles")
 
-        def decode_one(batch: Batch) -> DecodeResult:
+        def decode_one(batch: Batch, settings: Settings) -> DecodeResult:
             if self._trace:
                 with wait():
-                    rounds, result = decode_traced(pair, batch, self._settings)
+                    rounds, result = decode_traced(pair, batch, settings)
                 show_trace(rounds, pair.vocabulary)
                 if not comparison:
                     return result
             with wait():
-                return comparison.add(batch) if comparison else decode(pair, batch, self._settings)
+                if not comparison:
+                    return decode(pair, batch, settings)
+                comparison.settings = settings
+                return comparison.add(batch)
 
         rows, tokens, calls, examined, accepted = 0, 0, 0, 0, 0
         with progress(len(self._lines), first, shown=bar) as advance:

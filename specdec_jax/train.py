@@ -28,7 +28,7 @@ import optax
 import orbax.checkpoint as ocp
 from absl import logging
 
-from specdec_jax import checkpoints, data
+from specdec_jax import checkpoints, data, replacing
 from specdec_jax.errors import UserError
 from specdec_jax.layers import Params
 from specdec_jax.optimization import Optimizer, Schedule, make_optimizer
@@ -131,7 +131,7 @@ def train(
     os.makedirs(run_dir, exist_ok=True)
     with _locked(run_dir):
         for name in ("best", "last"):
-            checkpoints.tidy(os.path.join(run_dir, name))
+            replacing.tidy(os.path.join(run_dir, name))
         if cache_dir:
             jax.config.update("jax_compilation_cache_dir", os.path.abspath(cache_dir))
             jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)

@@ -8,16 +8,16 @@ import specdec_jax
 ROOT = Path(specdec_jax.__file__).parent
 
 FLOORS = [
-    {"analysis", "errors", "gamma", "resources", "restoration", "sampling"},
+    {"analysis", "errors", "gamma", "replacing", "resources", "restoration", "sampling"},
     {"extras", "types", "layers", "vocabulary"},
-    {"metrics", "verification", "t5", "data", "optimization"},
+    {"metrics", "ngram", "verification", "t5", "data", "optimization"},
     {"drafters.model", "drafters.prompt_lookup", "model", "checkpoints", "train_step"},
-    {"arguments", "drafters.early_exit", "pretrained", "training_run"},
-    {"decoding", "train"},
-    {"", "trace"},  # "" is the package itself
+    {"arguments", "drafters.early_exit", "training_run"},
+    {"decoding", "pretrained", "train"},
+    {"", "costs", "trace"},  # "" is the package itself
     {"generate", "gin_jobs", "terminal"},
     {"batch_job", "evaluation", "speed"},
-    {"demo", "text_run"},
+    {"demo", "ngram_training", "text_run"},
     {"main"},
 ]
 FLOOR_OF = {module: number for number, floor in enumerate(FLOORS) for module in floor}

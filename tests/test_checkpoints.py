@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import checkpoints
+from specdec_jax import checkpoints, replacing
 from specdec_jax.t5 import T5, T5Config
 
 CONFIG = T5Config(
@@ -108,11 +108,11 @@ def test_tidy_clears_up_after_a_kill(tmp_path, params):
     checkpoints.save_params(path, CONFIG, params)
     (tmp_path / ".best.abc.partial").mkdir()
     (tmp_path / ".other.abc.partial").mkdir()
-    checkpoints.tidy(path)
+    replacing.tidy(path)
     assert sorted(os.listdir(tmp_path)) == [".other.abc.partial", "best"]
     path.rename(tmp_path / ".best.abc.partial.old")  # killed between the two renames
     (tmp_path / ".best.abc.partial").mkdir()
-    checkpoints.tidy(path)
+    replacing.tidy(path)
     assert sorted(os.listdir(tmp_path)) == [".other.abc.partial", "best"]
     assert same(checkpoints.load_params(path)[1], params)
 

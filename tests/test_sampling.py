@@ -140,3 +140,9 @@ def test_no_rounding_draws_an_impossible_token(weights: np.ndarray, u: float) ->
 def test_first_is_the_first_true_place() -> None:
     mask = jnp.array([[0, 1, 1], [0, 0, 1], [1, 0, 0], [0, 0, 0]], dtype=bool)
     np.testing.assert_array_equal(first(mask), [1, 2, 0, 0])
+
+
+def test_negative_zero_is_a_zero() -> None:
+    # lax.top_k ranks -0 below 0: a tie between them would let one more stand.
+    p = distribution(jnp.asarray([-0.0, 0.0, -0.0]), Sampling(1.0, top_k=1))
+    np.testing.assert_array_equal(p, [1, 0, 0])

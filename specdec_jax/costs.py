@@ -1,0 +1,185 @@
+"""What decoding costs where it runs, measured in whole decodes: the c and T of section 3.
+
+Theorem 3.8 takes the verification of gamma + 1 tokens to cost as much as one token. Where
+it costs more, T(gamma + 1) > T(1), the improvement is
+
+    (1 - alpha^(gamma + 1)) / (1 - alpha) / (gamma c + T(gamma + 1) / T(1)).
+
+Rounds are timed where they happen, with the target's weights between two calls of the
+draft: alone in a loop, a small draft stays in a CPU's cache and costs half as much.
+"""
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from specdec_jax.decoding import autoregressive_decode, speculative_decode
+from specdec_jax.gamma import AdaptiveGamma, Budget
+from specdec_jax.sampling import Sampling
+from specdec_jax.types import DecodeResult, Drafter, Model, Params, VerifyRule
+from specdec_jax.verification import ExactRule
+
+REPEATS = 7  # timed runs of each kind, in turn; their median counts
+
+
+class Decoders(NamedTuple):
+    """What is measured."""
+
+    target: Model
+    target_params: Params
+    drafter: Drafter
+    draft_params: Params
+
+
+class Costs(NamedTuple):
+    """What calls cost, in calls of the target on one token."""
+
+    draft: float  # c, one guess
+    verification: float  # T(gamma + 1) / T(1)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _AlwaysSo:
+    """Always the same number of guesses, which is no part of what is compiled."""
+
+    guesses: Any  # int32[]
+    widths: tuple[int, ...] = dataclasses.field(metadata={"static": True})
+
+    def init(self, rows: int) -> Array:
+        return jnp.full((rows,), self.guesses, jnp.int32)
+
+    def budget(self, state: Array) -> Budget:
+        return Budget(state)
+
+    def update(self, state: Array, examined: Array, accepted: Array) -> Array:
+        return state
+
+
+def measure_costs(
+    models: Decoders,
+    inputs: Array,
+    key: Array,
+    *,
+    gamma: int,
+    max_new_tokens: int,
+    sampling: Sampling,
+) -> Costs:
+    """What a guess and a verification cost, in calls of the target on one token.
+
+    Rounds of one guess and of gamma, both verified as gamma, differ by the guesses alone.
+
+    Args:
+      models: what decodes.
+      inputs: int32[B, T], sources of the shape in question.
+      key: of the sampling.
+      gamma: the guesses of a verification.
+      max_new_tokens: N.
+      sampling: temperature, top-k, top-p.
+    """
+    rest: dict[str, Any] = {"max_new_tokens": max_new_tokens, "sampling": sampling, "eos_id": -1}
+
+    def plain() -> DecodeResult:
+        return autoregressive_decode(models.target, models.target_params, inputs, key, **rest)
+
+    def guessing(guesses: int) -> Callable[[], DecodeResult]:
+        policy = _AlwaysSo(jnp.int32(guesses), (gamma,))
+        return lambda: speculative_decode(*models, inputs, key, gamma=policy, **rest)
+
+    alone, few, many = _time_rounds(
+        models, inputs, max_new_tokens + gamma + 1, [plain, guessing(1), guessing(gamma)]
+    )
+    guess = (many.seconds - few.seconds) / max(many.guesses - few.guesses, 1e-9)
+    guess = max(guess, 0.0) if gamma > 1 else 0.0
+    verification = many.seconds - many.guesses * guess
+    return Costs(draft=guess / alone.seconds, verification=verification / alone.seconds)
+
+
+def measured_gamma(
+    models: Decoders,
+    inputs: Array,
+    key: Array,
+    *,
+    widths: Sequence[int] = (0, 3, 7),
+    max_new_tokens: int,
+    sampling: Sampling,
+    rule: VerifyRule = ExactRule(),
+) -> AdaptiveGamma:
+    """The adaptive policy for where it runs, its costs measured in the program it will run.
+
+    Args:
+      models: what decodes.
+      inputs: int32[B, T], sources of the shape in question.
+      key: of the sampling.
+      widths: the gammas to choose from.
+      max_new_tokens: N.
+      sampling: temperature, top-k, top-p.
+      rule: what to accept.
+    """
+
+    def always(place: int) -> Callable[[], DecodeResult]:
+        costs = jnp.where(jnp.arange(len(widths)) == place, 1.0, jnp.inf)
+        policy = AdaptiveGamma(costs, tuple(widths))
+        return lambda: speculative_decode(
+            *models,
+            inputs,
+            key,
+            gamma=policy,
+            max_new_tokens=max_new_tokens,
+            sampling=sampling,
+            rule=rule,
+        )
+
+    runs = [always(place) for place in range(len(widths))]
+    rounds = _time_rounds(models, inputs, max_new_tokens + widths[-1] + 1, runs)
+    costs = [each.seconds / rounds[0].seconds for each in rounds]
+    return AdaptiveGamma(jnp.asarray(costs), tuple(widths))
+
+
+class _Round(NamedTuple):
+    """A round of some decodes, on average."""
+
+    seconds: float  # without prefill
+    guesses: float
+
+
+def _time_rounds(
+    models: Decoders, inputs: Array, length: int, decodes: Sequence[Callable[[], DecodeResult]]
+) -> list[_Round]:
+    """Runs decodes in turn, compiled before; a round's time is the median."""
+
+    @jax.jit
+    def prefill(target_params: Params, draft_params: Params) -> Any:
+        cache = models.target.prefill(target_params, inputs, length)
+        state = models.drafter.init(draft_params, inputs, length, gamma=1, target_cache=cache)
+        return cache, state
+
+    def read() -> Any:
+        return prefill(models.target_params, models.draft_params)
+
+    def seconds(run: Callable[[], Any]) -> float:
+        start = time.perf_counter()
+        jax.block_until_ready(run())
+        return time.perf_counter() - start
+
+    runs = [read, *decodes]
+    results = [jax.device_get(decode()) for decode in decodes]
+    jax.block_until_ready(read())
+    times = zip(*([seconds(run) for run in runs] for _ in range(REPEATS)), strict=True)
+    reading, *decoding = (statistics.median(each) for each in times)
+    rounds = []
+    for result, each in zip(results, decoding, strict=True):
+        calls = int(result.target_calls)
+        rounds.append(
+            _Round(
+                seconds=max(each - reading, 1e-9) / calls,
+                guesses=int(result.drafted.sum(axis=1).max(initial=0)) / calls,
+            )
+        )
+    return rounds
