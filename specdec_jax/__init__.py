@@ -1,5 +1,6 @@
 """Speculative decoding for T5 in JAX: exact, fast, and understood."""
 
+from specdec_jax.beam import BeamResult, beam_decode, speculative_beam_decode
 from specdec_jax.decoding import autoregressive_decode, speculative_decode, speculative_step
 from specdec_jax.drafters.early_exit import EarlyExitDrafter
 from specdec_jax.drafters.model import ModelDrafter
@@ -17,6 +18,7 @@ __all__ = [
     "GREEDY",
     "AdaptiveGamma",
     "AssistedGamma",
+    "BeamResult",
     "ConfidentGamma",
     "DecodeResult",
     "Draft",
@@ -37,6 +39,8 @@ __all__ = [
     "Verdict",
     "VerifyRule",
     "autoregressive_decode",
+    "beam_decode",
+    "speculative_beam_decode",
     "speculative_decode",
     "speculative_step",
     "t5_model",

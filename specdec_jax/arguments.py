@@ -41,7 +41,7 @@ def check_speculative(
     eos_id: int,
 ) -> tuple[Array, Array]:
     """Refuses wrong arguments of a speculative decode; as `check_plain` otherwise."""
-    _check_vocabularies(target.vocab_size, drafter.vocab_size)
+    check_vocabularies(target.vocab_size, drafter.vocab_size)
     return check_plain(target, inputs, key, max_new_tokens, sampling, eos_id)
 
 
@@ -59,7 +59,38 @@ def check_single(rule: VerifyRule) -> None:
         raise ValueError(f"{rule} judges several drafts; to decode plainly use ExactRule().")
 
 
-def _check_vocabularies(target: int, draft: int) -> None:
+def check_beams(
+    target: Model,
+    num_beams: int,
+    alpha: float,
+    eos_id: int,
+    num_draft_beams: int | None = None,
+    gamma: int = 1,
+) -> None:
+    """Refuses wrong arguments of beam search, beside those that `check_plain` refuses."""
+    if not hasattr(target, "extend_tree"):
+        raise ValueError("Beam search needs a model with extend_tree and move (types.TreeModel).")
+    _whole("num_beams", num_beams)
+    _whole("gamma", gamma, "; for no guesses use beam_decode")
+    draft_beams = 2 * num_beams if num_draft_beams is None else num_draft_beams
+    _whole("num_draft_beams", draft_beams)
+    if draft_beams < num_beams:
+        raise ValueError(
+            f"num_draft_beams must be at least num_beams, not {draft_beams} with {num_beams} beams."
+        )
+    if max(2 * num_beams, draft_beams) > target.vocab_size:
+        raise ValueError(
+            f"A vocabulary of {target.vocab_size} is too small for {num_beams} beams, which look "
+            f"at {2 * num_beams} tokens at once, and {draft_beams} of the draft."
+        )
+    if not 0.0 <= alpha < float("inf"):
+        raise ValueError(f"alpha must be 0 or above, not {alpha}; 0 is no brevity penalty.")
+    if eos_id == -1:
+        raise ValueError("Beam search needs an eos_id: hypotheses are compared where they end.")
+
+
+def check_vocabularies(target: int, draft: int) -> None:
+    """Refuses a draft whose vocabulary can't be the target's, padded otherwise."""
     if abs(target - draft) > MAX_VOCABULARY_PADDING:
         raise ValueError(
             f"The draft's vocabulary has {draft} ids and the target's {target}: they can't be "

@@ -164,26 +164,26 @@ class KeysValues(NamedTuple):
     values: Array
 
 
-def write_at(cache: KeysValues, new: KeysValues, positions: Array) -> KeysValues:
-    """Overwrites the slots `positions` of a cache: there is no cursor to rewind.
+def write_at(cache: KeysValues, new: KeysValues, start: Array) -> KeysValues:
+    """Overwrites the slots of a cache from `start` on: there is no cursor to rewind.
 
     A rejected guess needs no undoing: the round that follows writes over it.
 
     Args:
       cache: `[B, H, L, D]` each.
       new: `[B, H, k, D]` each.
-      positions: int32[B, k], each row consecutive and within [0, L).
+      start: int32[B], the first slot; the last, start + k - 1, is below L.
     """
 
     def write(old: Array, fresh: Array) -> Array:
         fresh = fresh.astype(old.dtype)
         if old.shape[0] == 1:  # a plain slice update, where a scatter would be a loop
-            return jax.lax.dynamic_update_slice(old, fresh, (0, 0, positions[0, 0], 0))
+            return jax.lax.dynamic_update_slice(old, fresh, (0, 0, start[0], 0))
 
         def write_row(old: Array, fresh: Array, start: Array) -> Array:
             return jax.lax.dynamic_update_slice(old, fresh, (0, start, 0))
 
-        return jax.vmap(write_row)(old, fresh, positions[:, 0])
+        return jax.vmap(write_row)(old, fresh, start)
 
     return KeysValues(write(cache.keys, new.keys), write(cache.values, new.values))
 

@@ -3,11 +3,12 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 
-from specdec_jax.layers import prepare_kernels
+from specdec_jax.layers import KeysValues, prepare_kernels, write_at
 from specdec_jax.t5 import T5, DecoderCache, T5Config
-from specdec_jax.types import Params
+from specdec_jax.types import Params, Tree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +50,25 @@ class T5Model:
     def select(self, cache: DecoderCache, rows: Array) -> DecoderCache:
         """Moves prefixes between rows, int32[B], of one source, whose own part stays put."""
         moved = jax.tree.map(lambda leaf: leaf[rows], cache.self_attention)
+        return cache._replace(self_attention=moved)
+
+    def extend_tree(
+        self, params: Params, cache: DecoderCache, tokens: Array, positions: Array, tree: Tree
+    ) -> tuple[Array, DecoderCache]:
+        """Feeds int32[B, k] tokens of any branches -> float32[B, k, V] and the cache."""
+        return self.module.apply(
+            {"params": params}, cache, tokens, positions, tree, method="extend"
+        )
+
+    def move(self, cache: DecoderCache, slots: Array, start: Array) -> DecoderCache:
+        """Copies slots, int32[B, m], to others from `start`, int32[B], on."""
+        places = slots[:, None, :, None]
+        moved = tuple(
+            write_at(
+                layer, KeysValues(*(jnp.take_along_axis(x, places, axis=2) for x in layer)), start
+            )
+            for layer in cache.self_attention
+        )
         return cache._replace(self_attention=moved)
 
 

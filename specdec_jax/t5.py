@@ -23,6 +23,7 @@ from specdec_jax.layers import (
     product,
     write_at,
 )
+from specdec_jax.types import Tree
 from specdec_jax.vocabulary import PAD_ID
 
 _SIZES = (
@@ -138,7 +139,7 @@ class DecoderLayer(_Block):
     def __call__(
         self,
         x: Array,
-        positions: Array,
+        start: Array,
         cache: KeysValues | None,
         source: KeysValues,
         bias: Array,
@@ -149,9 +150,9 @@ class DecoderLayer(_Block):
             return x + self.dropout(y, deterministic=deterministic)
 
         y = self.pre_self_attention_layer_norm(x)
-        attended = self.self_attention.keys_values(y, positions.shape[0])
+        attended = self.self_attention.keys_values(y, start.shape[0])
         if cache is not None:
-            attended = write_at(cache, attended, positions)
+            attended = write_at(cache, attended, start)
         x = residual(self.self_attention(y, attended, bias, deterministic=deterministic))
         y = self.pre_cross_attention_layer_norm(x)
         y = self.encoder_decoder_attention(y, source, source_bias, deterministic=deterministic)
@@ -213,19 +214,23 @@ class Decoder(nn.Module):
         source_bias: Array,
         table: Array,
         deterministic: bool,
+        tree: Tree | None = None,
     ) -> tuple[Array, tuple[KeysValues, ...]]:
         """Returns float32[B, k, V] and the caches with these tokens written in."""
         c = self.config
-        if caches[0] is None:
-            slots = positions
+        if tree is not None:
+            start, slots, visible = tree.start, tree.positions, tree.visible
         else:
-            slots = jnp.arange(caches[0].keys.shape[2])[None]
-        future = slots[:, None, None, :] > positions[:, None, :, None]
-        bias = self.relpos_bias(positions, slots) + jnp.where(future, MASKED, 0.0)
+            # A slot is a position, and each token sees those up to its own.
+            start, slots = positions[:, 0], positions
+            if caches[0] is not None:
+                slots = jnp.arange(caches[0].keys.shape[2])[None]
+            visible = slots[:, None, :] <= positions[:, :, None]
+        bias = self.relpos_bias(positions, slots) + jnp.where(visible[:, None], 0.0, MASKED)
         x = self.dropout(x, deterministic=deterministic)
         written = []
         for layer, cache, source in zip(self.layers, caches, sources, strict=True):
-            x, cache = layer(x, positions, cache, source, bias, source_bias, deterministic)
+            x, cache = layer(x, start, cache, source, bias, source_bias, deterministic)
             written.append(cache)
         x = self.dropout(self.decoder_norm(x), deterministic=deterministic)
         if c.logits_via_embedding:
@@ -308,14 +313,15 @@ class T5(nn.Module):
         return self._read(inputs, deterministic=True)._replace(self_attention=caches)
 
     def extend(
-        self, cache: DecoderCache, tokens: Array, positions: Array
+        self, cache: DecoderCache, tokens: Array, positions: Array, tree: Tree | None = None
     ) -> tuple[Array, DecoderCache]:
         """Feeds k tokens at each row's own positions.
 
         Args:
           cache: of `prefill`, with every slot before `positions` written.
           tokens: int32[B, k].
-          positions: int32[B, k], consecutive in each row.
+          positions: int32[B, k], consecutive in each row, but in a tree.
+          tree: for tokens that do not follow one another: where they go, what they see.
 
         Returns:
           float32[B, k, V], logits of the token after each one, and the cache.
@@ -328,5 +334,6 @@ class T5(nn.Module):
             cache.source_bias,
             self.token_embedder(),
             deterministic=True,
+            tree=tree,
         )
         return logits, cache._replace(self_attention=written)

@@ -44,6 +44,26 @@ class Model(Protocol):
         """Lets row b go on from the prefix of row `rows[b]`, int32[B], of the same source."""
 
 
+class Tree(NamedTuple):
+    """Tokens that branch: where k of them go in a cache, and what they see of it."""
+
+    start: Array  # int32[B], the first of the k slots they are written to
+    positions: Array  # int32[B, L], the position that each slot holds
+    visible: Array  # bool[B, k, L], the slots each token sees, its own among them
+
+
+class TreeModel(Model, Protocol):
+    """A `Model` whose cache can hold the prefixes of several hypotheses of a source."""
+
+    def extend_tree(
+        self, params: Params, cache: Cache, tokens: Array, positions: Array, tree: Tree
+    ) -> tuple[Array, Cache]:
+        """Feeds int32[B, k] tokens of any branches; otherwise as `extend`."""
+
+    def move(self, cache: Cache, slots: Array, start: Array) -> Cache:
+        """Copies what the slots int32[B, m] hold to m slots from `start`, int32[B], on."""
+
+
 class Draft(NamedTuple):
     """One round's guesses, and the distributions they were drawn from."""
 

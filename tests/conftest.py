@@ -15,6 +15,7 @@ from jax import Array
 
 from specdec_jax.model import T5Model
 from specdec_jax.t5 import T5, T5Config
+from specdec_jax.types import Tree
 
 DATA = pathlib.Path(__file__).parent / "data"
 
@@ -43,6 +44,27 @@ class TableModel:
         place = (source[:, None] + positions) % params.shape[0]
         logits = jnp.where((previous >= 0)[..., None], params[place, previous, tokens], jnp.nan)
         return logits, (source, slots)
+
+    def extend_tree(
+        self, params: Array, cache: tuple[Array, Array], tokens: Array, positions: Array, tree: Tree
+    ) -> tuple[Array, Any]:
+        source, slots = cache
+        rows, places = jnp.arange(tokens.shape[0])[:, None], jnp.arange(tokens.shape[1])
+        slots = slots.at[rows, tree.start[:, None] + places].set(tokens)
+        # The token before is the one in sight at the position before.
+        before = tree.visible & (tree.positions[:, None] == positions[..., None] - 1)
+        previous = jnp.sum(jnp.where(before, slots[:, None], 0), axis=-1)
+        is_one = jnp.sum(before, axis=-1) == (positions > 0)
+        place = (source[:, None] + positions) % params.shape[0]
+        sound = is_one & (previous >= 0)
+        logits = jnp.where(sound[..., None], params[place, previous, tokens], jnp.nan)
+        return logits, (source, slots)
+
+    def move(self, cache: tuple[Array, Array], slots: Array, start: Array) -> tuple[Array, Array]:
+        source, held = cache
+        rows = jnp.arange(len(start))[:, None]
+        places = start[:, None] + jnp.arange(slots.shape[1])
+        return source, held.at[rows, places].set(held[rows, slots])
 
     def select(self, cache: tuple[Array, Array], rows: Array) -> tuple[Array, Array]:
         source, slots = cache

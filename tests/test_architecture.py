@@ -13,7 +13,7 @@ FLOORS = [
     {"metrics", "ngram", "verification", "t5", "data", "optimization"},
     {"drafters.model", "drafters.prompt_lookup", "model", "checkpoints", "train_step"},
     {"arguments", "drafters.early_exit", "training_run"},
-    {"decoding", "pretrained", "train"},
+    {"beam", "decoding", "pretrained", "train"},
     {"", "costs", "trace"},  # "" is the package itself
     {"generate", "gin_jobs", "terminal"},
     {"batch_job", "evaluation", "speed"},
