@@ -41,7 +41,7 @@ class Costs(NamedTuple):
     """What calls cost, in calls of the target on one token."""
 
     draft: float  # c, one guess
-    verification: float  # T(gamma + 1) / T(1)
+    verification: dict[int, float]  # by gamma, T(gamma + 1) / T(1)
 
 
 @jax.tree_util.register_dataclass
@@ -67,19 +67,20 @@ def measure_costs(
     inputs: Array,
     key: Array,
     *,
-    gamma: int,
+    gammas: Sequence[int],
     max_new_tokens: int,
     sampling: Sampling,
 ) -> Costs:
     """What a guess and a verification cost, in calls of the target on one token.
 
-    Rounds of one guess and of gamma, both verified as gamma, differ by the guesses alone.
+    Rounds of one guess and of many, verified alike, differ by the guesses alone.
 
     Args:
       models: what decodes.
       inputs: int32[B, T], sources of the shape in question.
       key: of the sampling.
-      gamma: the guesses of a verification.
+      gammas: the guesses of a verification, ascending; for one alone that is 1, c is not told
+        apart and counts to the verification.
       max_new_tokens: N.
       sampling: temperature, top-k, top-p.
     """
@@ -88,17 +89,22 @@ def measure_costs(
     def plain() -> DecodeResult:
         return autoregressive_decode(models.target, models.target_params, inputs, key, **rest)
 
-    def guessing(guesses: int) -> Callable[[], DecodeResult]:
-        policy = _AlwaysSo(jnp.int32(guesses), (gamma,))
+    def guessing(guesses: int, width: int) -> Callable[[], DecodeResult]:
+        policy = _AlwaysSo(jnp.int32(guesses), (width,))
         return lambda: speculative_decode(*models, inputs, key, gamma=policy, **rest)
 
-    alone, few, many = _time_rounds(
-        models, inputs, max_new_tokens + gamma + 1, [plain, guessing(1), guessing(gamma)]
+    most = gammas[-1]
+    runs = [plain, guessing(1, most), *(guessing(gamma, gamma) for gamma in gammas)]
+    alone, few, *full = _time_rounds(models, inputs, max_new_tokens + most + 1, runs)
+    more = full[-1].guesses - few.guesses
+    guess = max(0.0, full[-1].seconds - few.seconds) / more if more > 0.5 else 0.0
+    return Costs(
+        draft=guess / alone.seconds,
+        verification={
+            gamma: (one.seconds - one.guesses * guess) / alone.seconds
+            for gamma, one in zip(gammas, full, strict=True)
+        },
     )
-    guess = (many.seconds - few.seconds) / max(many.guesses - few.guesses, 1e-9)
-    guess = max(guess, 0.0) if gamma > 1 else 0.0
-    verification = many.seconds - many.guesses * guess
-    return Costs(draft=guess / alone.seconds, verification=verification / alone.seconds)
 
 
 def measured_gamma(

@@ -11,16 +11,19 @@ import difflib
 import functools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from specdec_jax.beam import BeamResult, beam_decode, speculative_beam_decode
 from specdec_jax.costs import Decoders, measured_gamma
 from specdec_jax.decoding import autoregressive_decode, speculative_decode
+from specdec_jax.drafters.model import ModelDrafter
 from specdec_jax.gamma import AdaptiveGamma
+from specdec_jax.model import T5Model
 from specdec_jax.pretrained import Pair
 from specdec_jax.restoration import strip_case_and_punctuation
 from specdec_jax.sampling import GREEDY, Sampling
@@ -66,6 +69,8 @@ class Settings:
       rule: one of `RULES`.
       lenience: l of the lenient rule.
       num_drafts: guesses for each position, of which the first that stands is taken.
+      num_beams: w; above 1 beam search, of which the best hypothesis is taken.
+      num_draft_beams: u, the draft's; None is 2 w.
       max_new_tokens: the most tokens of a prediction.
       sampling: temperature, top-k, top-p.
       seed: of all sampling.
@@ -80,6 +85,8 @@ class Settings:
     rule: str = "exact"
     lenience: float | None = None
     num_drafts: int = 1
+    num_beams: int = 1
+    num_draft_beams: int | None = None
     max_new_tokens: int = 128
     sampling: Sampling = GREEDY
     seed: int = 0
@@ -95,7 +102,8 @@ class Settings:
         if self.batch_size < 1:
             raise ValueError(f"batch_size must be 1 or above, not {self.batch_size}.")
         for name, least in (
-            ("gamma", 1), ("num_drafts", 1), ("max_new_tokens", 1), ("input_length", 2),
+            ("gamma", 1), ("num_drafts", 1), ("num_beams", 1), ("max_new_tokens", 1),
+            ("input_length", 2),
         ):  # fmt: skip
             value = getattr(self, name)
             if name == "gamma" and (value == "auto" or isinstance(value, AdaptiveGamma)):
@@ -109,6 +117,7 @@ class Settings:
         if self.on_long not in ("cut", "error"):
             raise ValueError(f'on_long must be "cut" or "error", not {self.on_long!r}.')
         self._check_rule()
+        self._check_beams()
 
     def _check_rule(self) -> None:
         """Refuses a rule that there is not, and what does not go with it."""
@@ -129,6 +138,27 @@ class Settings:
             )
         self.verify_rule()
 
+    def _check_beams(self) -> None:
+        """Refuses what does not go with beam search, or without it."""
+        if self.num_beams == 1:
+            if self.num_draft_beams is not None:
+                raise ValueError("num_draft_beams goes with num_beams above 1.")
+            return
+        others = {
+            "a temperature above 0": self.sampling.temperature > 0,
+            f"rule={self.rule}": self.rule != "exact",
+            "num_drafts": self.num_drafts > 1,
+            "gamma=auto": not isinstance(self.gamma, int),
+        }
+        for name, given in others.items():
+            if given:
+                raise ValueError(f"Beam search (num_beams above 1) does not go with {name}.")
+        if self.num_draft_beams is not None and self.num_draft_beams < self.num_beams:
+            raise ValueError(
+                f"num_draft_beams must be at least num_beams, {self.num_beams}, not "
+                f"{self.num_draft_beams}."
+            )
+
     def verify_rule(self) -> VerifyRule:
         """The rule itself."""
         if self.num_drafts > 1:
@@ -148,7 +178,8 @@ class Generation:
     Attributes:
       inputs: the line.
       prediction: the text.
-      score: log p of its tokens under the unadjusted target.
+      score: log p of its tokens under the unadjusted target; of a beam search, over the
+        brevity penalty.
       tokens: the ids, the end of sequence among them where it was reached.
       rounds: target calls.
       examined: guesses that the target came to judge.
@@ -297,6 +328,25 @@ def _to_bucket(inputs: np.ndarray) -> np.ndarray:
 
 def decode(pair: Pair, batch: Batch, settings: Settings) -> DecodeResult:
     """Decodes a batch speculatively."""
+    if settings.num_beams > 1:
+        drafter = pair.drafter
+        if not (isinstance(drafter, ModelDrafter) and isinstance(drafter.model, T5Model)):
+            raise ValueError(
+                "Beam search needs a draft that is a T5: --draft=model, or a directory."
+            )
+        return _best(
+            speculative_beam_decode(
+                pair.target,
+                pair.target_params,
+                drafter.model,
+                pair.draft_params,
+                batch.inputs,
+                num_beams=settings.num_beams,
+                num_draft_beams=settings.num_draft_beams,
+                gamma=cast(int, settings.gamma),
+                max_new_tokens=settings.max_new_tokens,
+            )
+        )
     return speculative_decode(
         *decoders(pair),
         batch.inputs,
@@ -310,6 +360,16 @@ def decode(pair: Pair, batch: Batch, settings: Settings) -> DecodeResult:
 
 def decode_plain(pair: Pair, batch: Batch, settings: Settings) -> DecodeResult:
     """Decodes a batch with the target alone."""
+    if settings.num_beams > 1:
+        return _best(
+            beam_decode(
+                pair.target,
+                pair.target_params,
+                batch.inputs,
+                num_beams=settings.num_beams,
+                max_new_tokens=settings.max_new_tokens,
+            )
+        )
     return autoregressive_decode(
         pair.target,
         pair.target_params,
@@ -331,6 +391,23 @@ def decode_traced(pair: Pair, batch: Batch, settings: Settings) -> tuple[list[Ro
         max_new_tokens=settings.max_new_tokens,
         sampling=settings.sampling,
         rule=settings.verify_rule(),
+    )
+
+
+def _best(result: BeamResult) -> DecodeResult:
+    """The best hypotheses of a beam search; their scores stand at their first tokens."""
+    tokens, rows = result.tokens[:, 0], len(result.tokens)
+    none = jnp.zeros((rows, 0), jnp.int32)
+    return DecodeResult(
+        tokens=tokens,
+        lengths=result.lengths[:, 0],
+        log_probs=jnp.zeros(tokens.shape).at[:, 0].set(result.scores[:, 0]),
+        finite=jnp.ones((rows,), bool),
+        rounds=result.rounds,
+        target_calls=result.target_calls,
+        drafted=none,
+        examined=none,
+        accepted=none,
     )
 
 

@@ -3,6 +3,7 @@
     specdec generate "A sentence." ...      decode text
     specdec demo                            the shipped pair on held-out sentences
     specdec evaluate                        a pair's scores and acceptance on its tasks
+    specdec drafts                          every kind of draft, side by side
     specdec train --gin_file=FILE ...       train, configured by gin
     specdec train_ngram                     count an n-gram table, which is a draft
     specdec version
@@ -55,6 +56,7 @@ def _build_parser() -> argparse.ArgumentParser:
     _add_generate(commands)
     _add_demo(commands)
     _add_evaluate(commands)
+    _add_drafts(commands)
     _add_train_ngram(commands)
     commands.add_parser(
         "train", help="train, configured by gin: --gin_file=FILE --gin.NAME=VALUE", add_help=False
@@ -97,6 +99,8 @@ def _add_generate(commands: Any) -> None:
     add("--rule", help="exact (the default), lenient or gumbel: what makes a guess stand")
     add("--lenience", type=float, help="of the lenient rule: l in [0, 1], 1 is exact")
     add("--num_drafts", type=int, help="guesses for each position, tried in turn (1)")
+    add("--num_beams", type=int, help="beam search of this width (1 is none)")
+    add("--num_draft_beams", type=int, help="the draft's beams (twice as many)")
     add("--compare", action="store_true", help="also run the target alone: same output? how fast?")
     add(
         "--trace",
@@ -168,6 +172,62 @@ def _add_evaluate(commands: Any) -> None:
     add("--max_new_tokens", type=int, help="the most tokens of a prediction (128)")
     _add_trained_length(parser)
     parser.set_defaults(run=_evaluate)
+
+
+def _add_drafts(commands: Any) -> None:
+    parser = commands.add_parser(
+        "drafts",
+        help="compare drafts: alpha, cost, speed-up expected and measured",
+        description="Decodes held-out sentences with each draft, at batch 1, and prints a Markdown "
+        "table. Takes some minutes; do nothing else on the machine meanwhile.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--model", default="debian", metavar="NAME|DIR", help="a shipped pair, or a directory")
+    add(
+        "--drafts",
+        nargs="+",
+        default=["model", "unigram", "bigram", "trigram", "lookup", "lookup+model", "early_exit:2"],
+        metavar="DRAFT",
+        help="see --draft of specdec generate",
+    )
+    add("--num_sentences", type=int, default=12, help="of each task (12)")
+    add("--repeats", type=int, default=3, help="timed runs of each sentence, each way (3)")
+    add("--max_new_tokens", type=int, default=64, help="the most tokens of a prediction (64)")
+    _add_trained_length(parser)
+    add("--sentences", metavar="FILE", help="other sentences: JSONL of task and inputs")
+    add("--output", metavar="FILE", help="write the rows as JSON too")
+    parser.set_defaults(run=_drafts)
+
+
+def _drafts(arguments: argparse.Namespace) -> int:
+    from specdec_jax import draft_table, pretrained, terminal
+    from specdec_jax.generate import TASKS
+
+    if arguments.num_sentences < 1 or arguments.repeats < 1:
+        raise UsageError("--num_sentences and --repeats must be 1 or above.")
+    settings = _settings(arguments)
+    sentences = pretrained.held_out(arguments.sentences)
+    rows = [
+        row
+        for task in TASKS
+        for row in [r for r in sentences if r["task"] == task][: arguments.num_sentences]
+    ]
+    tasks = len({row["task"] for row in rows})
+    with terminal.progress(len(arguments.drafts) * tasks, 0) as advance:
+        table = draft_table.compare_drafts(
+            lambda draft: pretrained.load(arguments.model, draft=draft),
+            arguments.drafts,
+            rows,
+            settings,
+            repeats=arguments.repeats,
+            progress=advance,
+        )
+    print(f"{draft_table.table(table)}\n\n{draft_table.summary(table)}")
+    if arguments.output:
+        text = json.dumps([row._asdict() for row in table], indent=1)
+        Path(arguments.output).write_text(f"{text}\n", "utf-8")
+    return 0
 
 
 def _add_train_ngram(commands: Any) -> None:
@@ -322,7 +382,9 @@ def _generate(arguments: argparse.Namespace) -> int:
     trace = arguments.trace
     if trace and len(lines) != 1:
         raise UsageError(f"--trace shows a single sentence, not {len(lines)}.")
-    if trace is None:
+    if trace and settings.num_beams > 1:
+        raise UsageError("--trace shows rounds of guesses, which beam search does not make.")
+    if trace is None and settings.num_beams == 1:
         trace = len(lines) == 1 and not arguments.output and sys.stdout.isatty()
     run = text_run.TextRun(
         lambda: _load(arguments), lines, settings, compare=arguments.compare, trace=trace

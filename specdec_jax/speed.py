@@ -157,22 +157,29 @@ class Comparison:
     def reason(self) -> str:
         """Why it is as fast as it is: Theorem 3.8 with costs measured here."""
         assert self._last is not None
+        if self.settings.num_beams > 1:
+            return "Beam search reads num_beams + gamma num_draft_beams tokens a call: try fewer."
         gamma = self.settings.gamma if isinstance(self.settings.gamma, int) else 7
         costs = measure_costs(
             decoders(self.pair),
             self._last.inputs,
             self._last.keys,
-            gamma=gamma,
+            gammas=[gamma],
             max_new_tokens=self.settings.max_new_tokens,
             sampling=self.settings.sampling,
         )
+        verification = costs.verification[gamma]
         expected = {g: _expected(self.alpha, g, gamma, costs) for g in range(1, 2 * gamma + 1)}
         best = max(expected, key=lambda g: expected[g])
+        advice = (
+            f"the best gamma would be about {best} ({expected[best]:.2f}X)."
+            if expected[best] > 1
+            else "no gamma would pay with this draft here: --gamma=auto decodes plainly then."
+        )
         return (
             f"alpha {self.alpha:.2f} at gamma {gamma}, with c {costs.draft:.2f} and "
-            f"T({gamma + 1})/T(1) {costs.verification:.1f} measured here: expected "
-            f"{expected[gamma]:.2f}X; the best gamma would be about {best} "
-            f"({expected[best]:.2f}X)."
+            f"T({gamma + 1})/T(1) {verification:.1f} measured here: expected "
+            f"{expected[gamma]:.2f}X; {advice}"
         )
 
 
@@ -192,5 +199,5 @@ def first_difference(pair: Pair, result: DecodeResult, plain: DecodeResult, row:
 
 def _expected(alpha: float, gamma: int, measured_gamma: int, costs: Costs) -> float:
     """Theorem 3.8, the cost of verifying taken as linear between 1 and what was measured."""
-    verification = 1 + (costs.verification - 1) * gamma / measured_gamma
+    verification = 1 + (costs.verification[measured_gamma] - 1) * gamma / measured_gamma
     return walltime_improvement(alpha, gamma, costs.draft, verification)

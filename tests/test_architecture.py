@@ -17,7 +17,7 @@ FLOORS = [
     {"", "costs", "trace"},  # "" is the package itself
     {"generate", "gin_jobs", "terminal"},
     {"batch_job", "evaluation", "speed"},
-    {"demo", "ngram_training", "text_run"},
+    {"demo", "draft_table", "ngram_training", "text_run"},
     {"main"},
 ]
 FLOOR_OF = {module: number for number, floor in enumerate(FLOORS) for module in floor}
