@@ -53,13 +53,13 @@ def compare_drafts(
       repeats: timed runs of each sentence, each way.
       progress: is told of each draft and task that is done.
     """
+    check_lengths(load(drafts[0]), [row["inputs"] for row in rows], settings)
     found = []
     tasks = list(dict.fromkeys(row["task"] for row in rows))
     for draft in drafts:
         pair, costs = load(draft), None
         for task in tasks:
             sources = [row["inputs"] for row in rows if row["task"] == task]
-            check_lengths(pair, sources, settings)
             greedy, sampled = (
                 _guesses(pair, sources, dataclasses.replace(settings, sampling=Sampling(t)))
                 for t in (0.0, 1.0)
@@ -107,7 +107,6 @@ def _guesses(pair: Pair, sources: Sequence[str], settings: Settings) -> _Guesses
 
 
 def _costs(pair: Pair, source: str, settings: Settings) -> Costs:
-    """Measured twice, the median of c: it is a small difference of large times."""
     [batch] = batches(pair, [source], settings)
     return measure_costs(
         decoders(pair),

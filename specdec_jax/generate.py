@@ -358,6 +358,24 @@ def decode(pair: Pair, batch: Batch, settings: Settings) -> DecodeResult:
     )
 
 
+def search(pair: Pair, batch: Batch, settings: Settings) -> BeamResult:
+    """Searches a batch with `num_beams`, speculatively."""
+    drafter = pair.drafter
+    if not (isinstance(drafter, ModelDrafter) and isinstance(drafter.model, T5Model)):
+        raise ValueError("Beam search needs a draft that is a T5, such as the pair's own.")
+    return speculative_beam_decode(
+        pair.target,
+        pair.target_params,
+        drafter.model,
+        pair.draft_params,
+        batch.inputs,
+        num_beams=settings.num_beams,
+        num_draft_beams=settings.num_draft_beams,
+        gamma=cast(int, settings.gamma),
+        max_new_tokens=settings.max_new_tokens,
+    )
+
+
 def decode_plain(pair: Pair, batch: Batch, settings: Settings) -> DecodeResult:
     """Decodes a batch with the target alone."""
     if settings.num_beams > 1:

@@ -4,7 +4,9 @@
     specdec demo                            the shipped pair on held-out sentences
     specdec evaluate                        a pair's scores and acceptance on its tasks
     specdec drafts                          every kind of draft, side by side
+    specdec rules                           the rules of verification, side by side
     specdec train --gin_file=FILE ...       train, configured by gin
+    specdec infer --gin_file=FILE ...       decode a file, configured by gin
     specdec train_ngram                     count an n-gram table, which is a draft
     specdec version
 
@@ -57,9 +59,15 @@ def _build_parser() -> argparse.ArgumentParser:
     _add_demo(commands)
     _add_evaluate(commands)
     _add_drafts(commands)
+    _add_rules(commands)
     _add_train_ngram(commands)
     commands.add_parser(
         "train", help="train, configured by gin: --gin_file=FILE --gin.NAME=VALUE", add_help=False
+    )
+    commands.add_parser(
+        "infer",
+        help="decode a file, configured by gin: --gin_file=FILE --gin.NAME=VALUE",
+        add_help=False,
     )
     commands.add_parser("version", help="print the version")
     return parser
@@ -202,17 +210,10 @@ def _add_drafts(commands: Any) -> None:
 
 def _drafts(arguments: argparse.Namespace) -> int:
     from specdec_jax import draft_table, pretrained, terminal
-    from specdec_jax.generate import TASKS
 
-    if arguments.num_sentences < 1 or arguments.repeats < 1:
-        raise UsageError("--num_sentences and --repeats must be 1 or above.")
-    settings = _settings(arguments)
-    sentences = pretrained.held_out(arguments.sentences)
-    rows = [
-        row
-        for task in TASKS
-        for row in [r for r in sentences if r["task"] == task][: arguments.num_sentences]
-    ]
+    if arguments.repeats < 1:
+        raise UsageError("--repeats must be 1 or above.")
+    settings, rows = _settings(arguments), _some_of_each_task(arguments)
     tasks = len({row["task"] for row in rows})
     with terminal.progress(len(arguments.drafts) * tasks, 0) as advance:
         table = draft_table.compare_drafts(
@@ -227,6 +228,50 @@ def _drafts(arguments: argparse.Namespace) -> int:
     if arguments.output:
         text = json.dumps([row._asdict() for row in table], indent=1)
         Path(arguments.output).write_text(f"{text}\n", "utf-8")
+    return 0
+
+
+def _some_of_each_task(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    from specdec_jax import pretrained
+
+    if arguments.num_sentences < 1:
+        raise UsageError("--num_sentences must be 1 or above.")
+    sentences = pretrained.held_out(arguments.sentences)
+    return [
+        row
+        for task in dict.fromkeys(row["task"] for row in sentences)
+        for row in [r for r in sentences if r["task"] == task][: arguments.num_sentences]
+    ]
+
+
+def _add_rules(commands: Any) -> None:
+    parser = commands.add_parser(
+        "rules",
+        help="compare the rules of verification: alpha, tokens per target call",
+        description="Decodes held-out sentences by each rule and prints a Markdown table.",
+        allow_abbrev=False,
+    )
+    _add_models(parser)
+    add = parser.add_argument
+    add("--num_sentences", type=int, default=30, help="of each task, at most (30)")
+    add("--batch_size", type=int, default=10, help="sources decoded together (10)")
+    add("--max_new_tokens", type=int, default=64, help="the most tokens of a prediction (64)")
+    _add_trained_length(parser)
+    add("--sentences", metavar="FILE", help="other sentences: JSONL of task and inputs")
+    parser.set_defaults(run=_rules, gamma=3)
+
+
+def _rules(arguments: argparse.Namespace) -> int:
+    from specdec_jax import rule_table, terminal
+
+    settings, rows = _settings(arguments), _some_of_each_task(arguments)
+    if not isinstance(settings.gamma, int):
+        raise UsageError("alpha is measured at a fixed gamma: give a number, not auto.")
+    pair = _load(arguments)
+    steps = len(rule_table.RULES) * len({row["task"] for row in rows})
+    with terminal.progress(steps, 0) as advance:
+        table = rule_table.compare_rules(pair, rows, settings, progress=advance)
+    print(rule_table.table(table))
     return 0
 
 
@@ -349,6 +394,18 @@ def _train(arguments: Sequence[str]) -> int:
     return 0 if result.finished else INTERRUPTED
 
 
+def _infer(arguments: Sequence[str]) -> int:
+    from specdec_jax import gin_jobs, infer
+
+    if {"-h", "--help"} & set(arguments):
+        print(f"specdec infer: {gin_jobs.__doc__}")
+        return 0
+    _keep_compiled_programs()
+    gin_jobs.log_own_messages()
+    gin_jobs.run(infer.infer, arguments)
+    return 0
+
+
 def _read_lines(arguments: argparse.Namespace) -> list[str]:
     """The sources: of the command line, of a file, or of standard input."""
     from specdec_jax.batch_job import split_lines
@@ -424,6 +481,8 @@ def main(argv: Sequence[str]) -> int:
     """Runs the command -> its exit status: 0, 1 failed, 2 wrong usage, 130 interrupted."""
     if argv[:1] == ["train"]:  # gin's flags are no parser's
         return _train(argv[1:])
+    if argv[:1] == ["infer"]:
+        return _infer(argv[1:])
     arguments = _build_parser().parse_args(argv)
     if arguments.command == "version":
         print(f"specdec_jax {__version__}")

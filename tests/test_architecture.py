@@ -16,8 +16,9 @@ FLOORS = [
     {"beam", "decoding", "pretrained", "train"},
     {"", "costs", "trace"},  # "" is the package itself
     {"generate", "gin_jobs", "terminal"},
-    {"batch_job", "evaluation", "speed"},
+    {"batch_job", "evaluation", "rule_table", "speed"},
     {"demo", "draft_table", "ngram_training", "text_run"},
+    {"infer"},
     {"main"},
 ]
 FLOOR_OF = {module: number for number, floor in enumerate(FLOORS) for module in floor}
