@@ -37,6 +37,7 @@ from specdec_jax import (
     autoregressive_decode,
     speculative_decode,
 )
+from specdec_jax.ngram import count_ngrams
 from specdec_jax.types import Params
 
 from .conftest import TINY, TableModel, table_params, tiny_t5
@@ -82,6 +83,16 @@ def _early_exit() -> Setting:
 
 SMALLER = TableModel(V - 1)
 MODEL = ModelDrafter(TARGET)
+
+
+def _ngrams(order: int) -> Setting:
+    """n-grams of texts in which every token has a favourite successor."""
+    rng = np.random.default_rng(0)
+    texts = [(np.arange(4) * rng.integers(1, 3) + rng.integers(5)) % V for _ in range(200)]
+    model, table = count_ngrams(texts, vocab_size=V, order=order, min_count=2)
+    return _table(ModelDrafter(model), table)
+
+
 DRAFTERS = {
     "model": _table(MODEL),
     "smaller vocabulary": _table(ModelDrafter(SMALLER), NEAR_PARAMS[:, :-1, :-1, :-1]),
@@ -89,6 +100,9 @@ DRAFTERS = {
     "lookup": _table(LookupDrafter(V), ()),
     "lookup, else model": _table(LookupDrafter(V, min_ngram=2, fallback=MODEL)),
     "early exit": _early_exit(),
+    "unigram": _ngrams(1),
+    "bigram": _ngrams(2),
+    "trigram": _ngrams(3),
 }
 RULES: dict[str, VerifyRule] = {
     "exact": ExactRule(),

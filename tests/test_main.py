@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from jax.errors import JaxRuntimeError
 
-from specdec_jax import main, pretrained, terminal
+from specdec_jax import main, pretrained, rule_table, terminal, text_run
 from tests.tiny_pair import tiny_pair
 
 SMALL = ["--max_new_tokens=8", "--gamma=3", "--input_length=32", "--batch_size=4"]
@@ -377,3 +377,134 @@ def test_a_reader_that_stops_reading(tmp_path):
     process.stdout.close()
     assert "Traceback" not in process.stderr.read()
     process.wait(timeout=60)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--draft=bigram"],
+        ["--draft=lookup+model"],
+        ["--rule=lenient", "--lenience=0.5"],
+        ["--num_drafts=2", "--temperature=1"],
+        ["--gamma=auto"],
+    ],
+)
+def test_drafts_and_rules_of_the_command(capsys, flags):
+    assert generate("The quick", "brown fox", *flags) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_the_gumbel_rule_gives_a_seeds_tokens_whatever_the_draft(capsys):
+    outputs = set()
+    for flags in (["--draft=model"], ["--draft=lookup"], ["--gamma=1", "--batch_size=1"]):
+        assert generate("The quick", "brown", "--rule=gumbel", "--temperature=1", *flags) == 0
+        outputs.add(capsys.readouterr().out)
+    assert len(outputs) == 1
+    assert generate("The quick", "--rule=gumbel", "--temperature=1", "--compare") == 0
+    assert "identical to the target alone: 1 of 1" in capsys.readouterr().err
+
+
+def test_beam_search_of_the_command(capsys):
+    assert generate("The quick", "brown fox", "--num_beams=2", "--gamma=2", "--compare") == 0
+    out, err = capsys.readouterr()
+    assert len(out.splitlines()) == 2
+    assert "identical to the target alone: 2 of 2" in err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--rule=gumble"], "did you mean gumbel?"),
+        (["--rule=none"], "there are exact, lenient, gumbel"),
+        (["--rule=lenient"], "lenience goes with rule=lenient"),
+        (["--lenience=0.5"], "lenience goes with rule=lenient"),
+        (["--rule=lenient", "--lenience=2"], "lenience must be in"),
+        (["--num_drafts=2"], "num_drafts needs a temperature above 0"),
+        (["--num_drafts=2", "--rule=gumbel", "--temperature=1"], "num_drafts needs rule=exact"),
+        (["--num_drafts=0"], "num_drafts must be 1"),
+        (["--gamma=x"], "a whole number or auto"),
+        (["--num_beams=2", "--temperature=1"], "does not go with a temperature"),
+        (["--num_beams=2", "--rule=gumbel"], "does not go with rule=gumbel"),
+        (["--num_beams=2", "--gamma=auto"], "does not go with gamma=auto"),
+        (["--num_beams=2", "--num_draft_beams=1"], "at least num_beams, 2"),
+        (["--num_beams=2", "--trace"], "beam search does not make"),
+        (["--num_draft_beams=4"], "goes with num_beams above 1"),
+    ],
+)
+def test_flags_that_do_not_go_together(capsys, flags, message):
+    assert main.run(["generate", "a", f"--model={tiny_pair()}", *flags]) == 2
+    err = capsys.readouterr().err
+    assert message in err and len(err.splitlines()) == 1
+
+
+def test_beam_search_with_a_draft_that_can_not(capsys):
+    assert generate("The quick", "--num_beams=2", "--draft=bigram") == 1
+    assert "needs a draft that is a T5" in capsys.readouterr().err
+
+
+def test_an_output_is_not_completed_by_another_rule(tmp_path, capsys, monkeypatch):
+    lines, output = tmp_path / "lines", tmp_path / "out.jsonl"
+    lines.write_text("The quick\n" * 9)
+    job = ["generate", f"--model={tiny_pair()}", *SMALL, f"--input={lines}", f"--output={output}"]
+    decode, calls = text_run.decode, []
+
+    def interrupted(*arguments):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return decode(*arguments)
+
+    monkeypatch.setattr(text_run, "decode", interrupted)
+    assert main.run([*job, "--rule=gumbel"]) == 130
+    for other in (["--rule=exact"], ["--rule=gumbel", "--draft=lookup"], ["--gamma=auto"]):
+        assert main.run([*job, *other]) == 1
+        assert "was begun with another" in capsys.readouterr().err
+    assert main.run([*job, "--rule=gumbel"]) == 0
+    assert len(output.read_text().splitlines()) == 9
+
+
+@pytest.fixture
+def two_sentences(tmp_path):
+    path = tmp_path / "sentences.jsonl"
+    rows = [{"task": task, "inputs": "The quick brown fox"} for task in ("restore", "ende")]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_drafts_side_by_side(tmp_path, two_sentences, capsys, monkeypatch):
+    monkeypatch.setattr("specdec_jax.costs.REPEATS", 1)
+    output = tmp_path / "drafts.json"
+    assert main.run([
+        "drafts", f"--model={tiny_pair()}", "--drafts", "model", "lookup", "--repeats=1",
+        f"--sentences={two_sentences}", "--max_new_tokens=8", f"--output={output}",
+    ]) == 0  # fmt: skip
+    out = capsys.readouterr().out
+    assert [line.split(" | ")[0] for line in out.splitlines()[2:6]] == [
+        "| model", "| model", "| lookup", "| lookup",
+    ]  # fmt: skip
+    rows = json.loads(output.read_text())
+    assert {row["gamma"] for row in rows} <= {1, 3, 7}
+    assert all(row["measured"] > 0 and row["expected"] > 0 for row in rows)
+    assert 0 < rows[0]["alpha"] <= 1
+
+
+def test_rules_side_by_side(two_sentences, capsys, monkeypatch):
+    few = {name: rule_table.RULES[name] for name in ("exact", "gumbel", "2 beams, 4 of the draft")}
+    monkeypatch.setattr(rule_table, "RULES", few)
+    command = [
+        "rules",
+        f"--model={tiny_pair()}",
+        f"--sentences={two_sentences}",
+        "--max_new_tokens=8",
+    ]
+    assert main.run(command) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("| rule | α, restore | tokens a call | α, ende")
+    assert [line.split(" | ")[0] for line in lines[2:]] == [f"| {name}" for name in few]
+    assert main.run([*command, "--gamma=auto"]) == 2
+
+
+@pytest.mark.parametrize("command", ["drafts", "rules"])
+def test_side_by_side_of_nothing(command, capsys):
+    assert main.run([command, "--num_sentences=0"]) == 2
+    assert "--num_sentences must be 1" in capsys.readouterr().err

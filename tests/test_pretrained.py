@@ -1,12 +1,16 @@
 """Pairs by name and by directory."""
 
+import dataclasses
 import json
 import shutil
 
 import jax
+import jax.numpy as jnp
 import pytest
 
-from specdec_jax import pretrained
+from specdec_jax import EarlyExitDrafter, LookupDrafter, ModelDrafter, pretrained
+from specdec_jax.checkpoints import save_params
+from specdec_jax.t5 import T5
 from tests.tiny_pair import CONFIG, save_pair, tiny_pair
 
 
@@ -118,3 +122,78 @@ def test_a_fingerprint_is_of_what_the_files_hold(tmp_path):
     (tmp_path / "two" / "spiece.model").write_bytes(b"")
     assert pretrained.fingerprint(tmp_path / "two") not in (first, second)
     assert pretrained.fingerprint(tmp_path / "none") == ""
+
+
+@pytest.mark.parametrize(
+    ("draft", "kind"),
+    [
+        ("model", ModelDrafter), ("unigram", ModelDrafter), ("bigram", ModelDrafter),
+        ("trigram", ModelDrafter), ("lookup", LookupDrafter), ("lookup+model", LookupDrafter),
+        ("lookup+bigram", LookupDrafter),
+    ],
+)  # fmt: skip
+def test_drafts_by_name(draft, kind):
+    pair = pretrained.load(tiny_pair(), draft=draft)
+    assert isinstance(pair.drafter, kind)
+    if draft.startswith("lookup+"):
+        alone = pretrained.load(tiny_pair(), draft=draft.removeprefix("lookup+"))
+        assert pair.drafter.fallback == alone.drafter
+    if draft.endswith("gram") and kind is ModelDrafter:
+        assert pair.drafter.model.order == ["unigram", "bigram", "trigram"].index(draft) + 1
+
+
+def test_early_exit_takes_the_targets_own_parameters(tmp_path):
+    config = dataclasses.replace(CONFIG, num_decoder_layers=3)
+    shutil.copytree(tiny_pair(), tmp_path / "pair")
+    tokens = jnp.ones((1, 1), jnp.int32)
+    params = T5(config).init(jax.random.key(0), tokens, tokens)["params"]
+    save_params(tmp_path / "pair" / "target", config, params)
+    pair = pretrained.load(tmp_path / "pair", draft="early_exit:2")
+    assert pair.drafter == EarlyExitDrafter(pair.target, 2)
+    assert pair.draft_params is pair.target_params
+
+
+def test_an_ngram_table_by_its_directory():
+    pair = pretrained.load(tiny_pair(), draft=tiny_pair() / "ngram")
+    assert pair.drafter.model.order == 3
+
+
+@pytest.mark.parametrize(
+    ("draft", "message"),
+    [
+        ("early_exit", "such as early_exit:2"),
+        ("early_exit:x", "such as early_exit:2"),
+        ("early_exit:1", "1 to 0 of the target's 1 decoder layers"),
+        ("lookup+lookup", r"such as lookup\+bigram"),
+        ("lookup+none", "A draft is model"),
+        ("bigramm", "A draft is model"),
+    ],
+)
+def test_drafts_that_there_are_not(draft, message):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        pretrained.load(tiny_pair(), draft=draft)
+
+
+def test_a_pair_without_a_table_says_how_to_make_one(tmp_path):
+    shutil.copytree(tiny_pair(), tmp_path / "pair")
+    shutil.rmtree(tmp_path / "pair" / "ngram")
+    with pytest.raises(FileNotFoundError, match="train_ngram"):
+        pretrained.load(tmp_path / "pair", draft="bigram")
+
+
+def test_the_shipped_table_is_the_shipped_vocabularys():
+    pair = pretrained.load("debian", draft="trigram")
+    assert pair.drafter.model.order == 3
+    assert pair.drafter.vocab_size == pair.target.vocab_size
+
+
+def test_a_fingerprint_is_of_the_draft_that_is_used(tmp_path):
+    shutil.copytree(tiny_pair(), tmp_path / "pair")
+    names = ("model", "bigram", "lookup", "lookup+bigram", "early_exit:1")
+    before = {name: pretrained.fingerprint(tmp_path / "pair", draft=name) for name in names}
+    assert before["model"] == pretrained.fingerprint(tmp_path / "pair")
+    config = tmp_path / "pair" / "ngram" / "config.json"
+    config.write_text(config.read_text() + " ")
+    after = {name: pretrained.fingerprint(tmp_path / "pair", draft=name) for name in names}
+    changed = {name for name in names if before[name] != after[name]}
+    assert changed == {"bigram", "lookup+bigram"}

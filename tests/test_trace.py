@@ -56,7 +56,7 @@ def test_every_round_is_guesses_and_one_token_of_the_target(both):
     made = 0
     for one in rounds:
         assert one.kept == one.guesses[: one.accepted]
-        assert len(one.guesses) == min(3, 15 - made)  # as many as can stand
+        assert len(one.guesses) == min(3, 13 - made)  # as many as can stand
         made += len(one.emitted)
         if one.from_target is not None:
             assert one.emitted == (*one.kept, one.from_target)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec_jax import Draft, ExactRule
-from specdec_jax.sampling import UniformNoise, draw_noise
+from specdec_jax import Draft, ExactRule, GumbelRule, LenientRule, MultiDraftRule, Sampling
+from specdec_jax.sampling import UniformNoise, draw_gumbel_noise, draw_noise
 from specdec_jax.verification import residual
 
 
@@ -149,3 +149,128 @@ def test_chen_et_al_state_the_same_rule() -> None:
     rest = np.asarray(residual(jnp.asarray(p), jnp.asarray(q)))
     ours = np.minimum(p, q) + (1 - np.minimum(p, q).sum()) * rest / rest.sum()
     np.testing.assert_allclose(ours, chen(p, q), atol=1e-6)
+
+
+@pytest.mark.parametrize("lenience", [1.0, 0.7, 0.3, 0.05])
+@pytest.mark.parametrize(("name", "p", "q"), _pairs(), ids=[name for name, *_ in _pairs()])
+def test_lenience_bounds_every_token(
+    name: str, p: np.ndarray, q: np.ndarray, lenience: float
+) -> None:
+    # Appendix A.5: emitted <= p / l, and no more than p itself where p > q.
+    p64, q64 = p.astype(np.float64), q.astype(np.float64)
+    accepted = np.minimum(q64, p64 / lenience)
+    rest = np.asarray(residual(jnp.asarray(p), jnp.asarray(q)), np.float64)
+    emitted = accepted + (1 - accepted.sum()) * rest / rest.sum()
+    np.testing.assert_allclose(emitted.sum(), 1, atol=1e-6)
+    assert (emitted <= p64 / lenience + 1e-6).all()
+    assert (emitted <= np.maximum(p64, accepted) + 1e-6).all()
+    if lenience == 1.0:
+        np.testing.assert_allclose(emitted, p64, atol=1e-6)
+
+
+def _lenient(lenience: float, x: int, temperature: float) -> float:
+    """How often a guess x stands, of p = .5, .3, .2, 0 and q = 0, .5, .25, .25."""
+    rule, draws = LenientRule(lenience), 20_000
+    p = np.array([0.5, 0.3, 0.2, 0.0], np.float32)
+    logits = jnp.broadcast_to(jnp.log(jnp.asarray(p)), (draws, 2, 4))
+    hard = np.eye(4, dtype=np.float32)[0] if temperature == 0 else p
+    q = jnp.broadcast_to(jnp.array([0.0, 0.5, 0.25, 0.25]), (draws, 1, 4))
+    draft = Draft(jnp.full((draws, 1), x), q, jnp.ones((draws, 1), bool))
+    noise = draw_noise(jax.random.split(jax.random.key(x), draws), 2)
+    verdict = rule(
+        jnp.broadcast_to(hard, logits.shape), draft, noise,
+        logits=logits, sampling=Sampling(temperature),
+    )  # fmt: skip
+    return float(verdict.num_accepted.mean())
+
+
+@pytest.mark.parametrize(
+    ("lenience", "x", "share"),
+    [
+        (1.0, 1, 0.6), (0.8, 1, 0.75), (0.5, 1, 1.0), (1.0, 2, 0.8), (0.5, 2, 1.0),
+        (0.5, 3, 0.0), (0.0, 3, 1.0),
+    ],
+)  # fmt: skip
+def test_a_lenient_guess_stands_with_p_over_l_q(lenience: float, x: int, share: float) -> None:
+    assert _lenient(lenience, x, 1.0) == pytest.approx(share, abs=0.012)
+
+
+@pytest.mark.parametrize(
+    ("lenience", "standing"), [(1.0, {0}), (0.7, {0}), (0.5, {0, 1}), (0.3, {0, 1, 2})]
+)
+def test_at_temperature_0_lenience_compares_with_the_likeliest(
+    lenience: float, standing: set[int]
+) -> None:
+    assert {x for x in range(4) if _lenient(lenience, x, 0.0) == 1.0} == standing
+    assert {x for x in range(4) if _lenient(lenience, x, 0.0) > 0.0} == standing
+
+
+@pytest.mark.parametrize("lenience", [-0.1, 1.5, float("nan")])
+def test_a_lenience_out_of_range_is_refused(lenience: float) -> None:
+    with pytest.raises(ValueError, match="lenience must be in"):
+        LenientRule(lenience)
+
+
+@pytest.mark.parametrize(("name", "p", "q"), _pairs(), ids=[name for name, *_ in _pairs()])
+def test_gumbel_coupling_agrees_as_often_as_it_can_be_asked(
+    name: str, p: np.ndarray, q: np.ndarray
+) -> None:
+    # Daliri et al. (2024): with a chance of at least (1 - TV) / (1 + TV).
+    if not q.any():
+        return
+    draws = 4_000
+    noise = draw_gumbel_noise(jax.random.split(jax.random.key(0), draws), 2)
+    both = jnp.broadcast_to(jnp.asarray(p)[0], (draws, 2, p.shape[-1]))
+    x = noise.draw_guess(jnp.broadcast_to(jnp.asarray(q)[0], both[:, 0].shape), 0)
+    draft = Draft(x[:, None], both[:, :1], jnp.ones((draws, 1), bool))
+    n, token, _ = GumbelRule()(both, draft, noise)
+    distance = np.abs(p - q).sum() / 2
+    spread = 4 / np.sqrt(draws)
+    assert float(n.mean()) >= (1 - distance) / (1 + distance) - spread
+    assert float(n.mean()) <= 1 - distance + spread
+    first = np.where(np.asarray(n) > 0, np.asarray(x), np.asarray(token))
+    share = np.bincount(first, minlength=p.shape[-1]) / draws
+    np.testing.assert_allclose(share, p[0], atol=spread)
+
+
+def _many(m: int, draws: int = 20_000) -> tuple[np.ndarray, np.ndarray]:
+    """n and the token of one position, m guesses of q each."""
+    rng = np.random.default_rng(5)
+    p, q = (_normalized(rng.random(6) ** 3).astype(np.float32) for _ in "pq")
+    noise = draw_noise(jax.random.split(jax.random.key(m), draws * m), 2)
+    both = jnp.broadcast_to(jnp.asarray(p), (draws * m, 2, 6))
+    some_q = jnp.broadcast_to(jnp.asarray(q), (draws * m, 1, 6))
+    x = noise.draw_guess(some_q[:, 0], 0)
+    draft = Draft(x[:, None], some_q, jnp.ones((draws * m, 1), bool))
+    verdict = jax.jit(MultiDraftRule(m))(both, draft, noise)
+    chosen = np.asarray(x)[np.asarray(verdict.chosen)]
+    first = np.where(np.asarray(verdict.num_accepted) > 0, chosen, verdict.next_token)
+    share = np.bincount(first[::m], minlength=6) / draws
+    np.testing.assert_allclose(share, p, atol=0.015)
+    return np.asarray(verdict.num_accepted)[::m].mean(), np.minimum(p, q).sum()
+
+
+def test_more_drafts_are_exact_and_accept_more() -> None:
+    one, beta = _many(1)
+    assert one == pytest.approx(beta, abs=0.015)  # Theorem 3.5
+    two, four = _many(2)[0], _many(4)[0]
+    assert beta + 0.03 < two < four - 0.01
+
+
+def test_a_single_draft_is_the_exact_rule() -> None:
+    rng = np.random.default_rng(0)
+    p, q = (jnp.asarray(_normalized(rng.random((64, n, 5)))) for n in (4, 3))
+    draft = Draft(
+        jnp.asarray(rng.integers(0, 5, (64, 3))), q, jnp.asarray(rng.random((64, 3)) < 0.9)
+    )
+    noise = draw_noise(jax.random.split(jax.random.key(0), 64), 4)
+    one, exact = MultiDraftRule(1)(p, draft, noise), ExactRule()(p, draft, noise)
+    np.testing.assert_array_equal(one.num_accepted, exact.num_accepted)
+    np.testing.assert_array_equal(one.next_token, exact.next_token)
+    np.testing.assert_array_equal(one.chosen, np.arange(64))
+
+
+@pytest.mark.parametrize("number", [0, 1.5, True])
+def test_a_number_of_drafts_that_is_none(number: object) -> None:
+    with pytest.raises(ValueError, match="num_drafts must be"):
+        MultiDraftRule(number)

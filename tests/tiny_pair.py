@@ -9,9 +9,11 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import sentencepiece
 
 from specdec_jax.checkpoints import save_params
+from specdec_jax.ngram import count_ngrams, save_ngrams
 from specdec_jax.t5 import T5, T5Config
 
 TEXT = (
@@ -74,5 +76,8 @@ def save_pair(path: Path, *, noise: float = 0.1) -> Path:
     save_params(path / "target", CONFIG, target)
     save_params(path / "draft", CONFIG, draft)
     save_vocabulary(path / "spiece.model")
+    texts = np.random.default_rng(0).integers(2, CONFIG.vocab_size, (50, 6))
+    counts = count_ngrams([[*row, 1] for row in texts], vocab_size=CONFIG.vocab_size, min_count=1)
+    save_ngrams(path / "ngram", *counts)
     (path / "MODEL_CARD.md").write_text("# A random pair\n")
     return path

@@ -1,0 +1,90 @@
+"""Decoding as a gin job, with every drafter and rule that ships as a file."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import gin
+import jax
+import jax.numpy as jnp
+import pytest
+
+from specdec_jax import main
+from specdec_jax.checkpoints import save_params
+from specdec_jax.resources import gin_search_paths
+from specdec_jax.t5 import T5
+from tests.tiny_pair import CONFIG, save_pair
+
+GIN = Path(gin_search_paths()[0])
+KINDS = ("drafters", "rules")
+FILES = sorted(str(path.relative_to(GIN)) for kind in KINDS for path in GIN.glob(f"{kind}/*.gin"))
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """A tiny pair whose target has layers to skip."""
+    path = save_pair(tmp_path_factory.mktemp("pairs") / "pair")
+    config = dataclasses.replace(CONFIG, num_decoder_layers=3)
+    tokens = jnp.ones((1, 1), jnp.int32)
+    params = T5(config).init(jax.random.key(0), tokens, tokens)["params"]
+    save_params(path / "target", config, params)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _no_configuration_left(monkeypatch, tmp_path_factory):
+    cache = tmp_path_factory.getbasetemp() / "cache"
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(cache))
+    yield
+    gin.clear_config()
+
+
+def infer(pair, tmp_path, *flags):
+    (tmp_path / "lines.txt").write_text("The quick\nbrown fox\n")
+    return main.run([
+        "infer", "--gin_file=gin/runs/infer.gin", *flags, f"--gin.MODEL={str(pair)!r}",
+        f"--gin.RUN_DIR={str(tmp_path / 'run')!r}", f"--gin.INPUTS={str(tmp_path / 'lines.txt')!r}",
+        "--gin.generate.Settings.max_new_tokens=8", "--gin.generate.Settings.input_length=32",
+    ])  # fmt: skip
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_every_drafter_and_rule(file, pair, tmp_path):
+    gamma = [] if file.endswith(("auto_gamma.gin", "beam.gin")) else ["--gin.GAMMA=2"]
+    assert infer(pair, tmp_path, f"--gin_file={file}", *gamma) == 0
+    rows = (tmp_path / "run" / "predictions.jsonl").read_text().splitlines()
+    assert [json.loads(row)["inputs"] for row in rows] == ["The quick", "brown fox"]
+    config = (tmp_path / "run" / "config.gin").read_text()
+    setting = next(line for line in (GIN / file).read_text().splitlines() if " = " in line)
+    name, value = setting.split(" = ")
+    assert f"{name} = {value.replace(chr(34), chr(39))}" in config
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_every_file_opens_with_its_command(file):
+    text = (GIN / file).read_text()
+    assert text.startswith("# ") and f"--gin_file=gin/{file}" in text
+
+
+def test_a_finished_run_is_not_repeated(pair, tmp_path, capsys):
+    assert infer(pair, tmp_path, "--gin.GAMMA=2") == 0
+    before = (tmp_path / "run" / "predictions.jsonl").stat().st_mtime_ns
+    capsys.readouterr()
+    assert infer(pair, tmp_path, "--gin.GAMMA=2") == 0
+    assert "complete already" in capsys.readouterr().err
+    assert (tmp_path / "run" / "predictions.jsonl").stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--gin.RULE='gumble'", "did you mean gumbel"),
+        ("--gin.DRAFT='bigramm'", "A draft is model"),
+        ("--gin.GAMA=3", "did you mean GAMMA"),
+        ("--gin.NUM_BEAMS=2 --gin.TEMPERATURE=1.0", "does not go with a temperature"),
+    ],
+)
+def test_mistakes_are_one_sentence(flag, message, pair, tmp_path, capsys):
+    assert infer(pair, tmp_path, *flag.split()) == 1
+    err = capsys.readouterr().err
+    assert message in err and "Traceback" not in err
