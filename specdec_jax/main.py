@@ -4,6 +4,7 @@
     specdec demo                            the shipped pair on held-out sentences
     specdec evaluate                        a pair's scores and acceptance on its tasks
     specdec drafts                          every kind of draft, side by side
+    specdec gammas                          fixed and adaptive gamma, side by side
     specdec rules                           the rules of verification, side by side
     specdec train --gin_file=FILE ...       train, configured by gin
     specdec infer --gin_file=FILE ...       decode a file, configured by gin
@@ -59,6 +60,7 @@ def _build_parser() -> argparse.ArgumentParser:
     _add_demo(commands)
     _add_evaluate(commands)
     _add_drafts(commands)
+    _add_gammas(commands)
     _add_rules(commands)
     _add_train_ngram(commands)
     commands.add_parser(
@@ -96,10 +98,7 @@ def _add_generate(commands: Any) -> None:
         "--task", metavar="NAME", help="restore, ende or synopsis: puts T5's prefix before a source"
     )
     add("--prefix", help="put before every source, where there is no --task")
-    add("--temperature", type=float, default=0.0, help="0, the default, takes the likeliest token")
-    add("--top_k", type=int, default=0, help="sample from the k likeliest tokens; 0 is all")
-    add("--top_p", type=float, default=1.0, help="sample from the likeliest of this mass")
-    add("--seed", type=int, help="of all sampling (0)")
+    _add_sampling(parser)
     add("--batch_size", type=int, help="sources decoded together (1)")
     add("--max_new_tokens", type=int, help="the most tokens of a prediction (128)")
     add("--input_length", type=int, help="the most tokens of a source (512)")
@@ -118,7 +117,15 @@ def _add_generate(commands: Any) -> None:
     parser.set_defaults(run=_generate)
 
 
-def _add_models(parser: argparse.ArgumentParser) -> None:
+def _add_sampling(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--temperature", type=float, default=0.0, help="0, the default, takes the likeliest token")
+    add("--top_k", type=int, default=0, help="sample from the k likeliest tokens; 0 is all")
+    add("--top_p", type=float, default=1.0, help="sample from the likeliest of this mass")
+    add("--seed", type=int, help="of all sampling (0)")
+
+
+def _add_models(parser: argparse.ArgumentParser, *, gamma: bool = True) -> None:
     add = parser.add_argument
     add("--model", default="debian", metavar="NAME|DIR", help="a shipped pair, or a directory")
     add(
@@ -126,7 +133,8 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
         metavar="DRAFT",
         help="unigram, bigram, lookup, lookup+DRAFT, early_exit:K, or a pair or a directory",
     )
-    add("--gamma", type=_gamma, help="guesses a round (7); auto measures and adapts")
+    if gamma:
+        add("--gamma", type=_gamma, help="guesses a round (7); auto measures and adapts")
 
 
 def _gamma(text: str) -> int | str:
@@ -242,6 +250,40 @@ def _some_of_each_task(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         for task in dict.fromkeys(row["task"] for row in sentences)
         for row in [r for r in sentences if r["task"] == task][: arguments.num_sentences]
     ]
+
+
+def _add_gammas(commands: Any) -> None:
+    parser = commands.add_parser(
+        "gammas",
+        help="compare policies of gamma: speed against the target alone",
+        description="Decodes held-out sentences by each policy in turn, at batch 1, and prints a "
+        "Markdown table. Takes some minutes; do nothing else on the machine meanwhile.",
+        allow_abbrev=False,
+    )
+    _add_models(parser, gamma=False)
+    add = parser.add_argument
+    add("--num_sentences", type=int, default=20, help="of each task, at most (20)")
+    add("--repeats", type=int, default=3, help="timed runs of each sentence, each way (3)")
+    add("--max_new_tokens", type=int, default=64, help="the most tokens of a prediction (64)")
+    _add_sampling(parser)
+    _add_trained_length(parser)
+    add("--sentences", metavar="FILE", help="other sentences: JSONL of task and inputs")
+    parser.set_defaults(run=_gammas)
+
+
+def _gammas(arguments: argparse.Namespace) -> int:
+    from specdec_jax import gamma_table, terminal
+
+    if arguments.repeats < 1:
+        raise UsageError("--repeats must be 1 or above.")
+    settings, rows = _settings(arguments), _some_of_each_task(arguments)
+    pair = _load(arguments)
+    with terminal.progress(len(rows), 0) as advance:
+        table = gamma_table.compare_gammas(
+            pair, rows, settings, repeats=arguments.repeats, progress=advance
+        )
+    print(gamma_table.table(table))
+    return 0
 
 
 def _add_rules(commands: Any) -> None:

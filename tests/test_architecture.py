@@ -17,7 +17,7 @@ FLOORS = [
     {"", "costs", "trace"},  # "" is the package itself
     {"generate", "gin_jobs", "terminal"},
     {"batch_job", "evaluation", "rule_table", "speed"},
-    {"demo", "draft_table", "ngram_training", "text_run"},
+    {"demo", "draft_table", "gamma_table", "ngram_training", "text_run"},
     {"infer"},
     {"main"},
 ]

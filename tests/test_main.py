@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from jax.errors import JaxRuntimeError
 
-from specdec_jax import main, pretrained, rule_table, terminal, text_run
+from specdec_jax import gamma_table, main, pretrained, rule_table, terminal, text_run
 from tests.tiny_pair import tiny_pair
 
 SMALL = ["--max_new_tokens=8", "--gamma=3", "--input_length=32", "--batch_size=4"]
@@ -504,7 +504,20 @@ def test_rules_side_by_side(two_sentences, capsys, monkeypatch):
     assert main.run([*command, "--gamma=auto"]) == 2
 
 
-@pytest.mark.parametrize("command", ["drafts", "rules"])
+def test_gammas_side_by_side(two_sentences, capsys, monkeypatch):
+    monkeypatch.setattr("specdec_jax.costs.REPEATS", 1)
+    monkeypatch.setattr(gamma_table, "FIXED", (1, 3))
+    command = ["gammas", f"--model={tiny_pair()}", f"--sentences={two_sentences}", "--repeats=1"]
+    assert main.run([*command, "--max_new_tokens=8"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" | ")[0] for line in lines[2:8]] == [
+        "| the target alone", "| gamma 1", "| gamma 3", "| confident", "| assisted", "| adaptive",
+    ]  # fmt: skip
+    assert lines[2].split(" | ")[1:3] == ["1.00X", "0.0"]
+    assert "restore: adaptive" in lines[9] and "against the best fixed" in lines[9]
+
+
+@pytest.mark.parametrize("command", ["drafts", "rules", "gammas"])
 def test_side_by_side_of_nothing(command, capsys):
     assert main.run([command, "--num_sentences=0"]) == 2
     assert "--num_sentences must be 1" in capsys.readouterr().err
