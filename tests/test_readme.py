@@ -19,7 +19,7 @@ def blocks(language):
 
 
 def commands():
-    lines = "".join(blocks("sh")).splitlines()
+    lines = "".join(blocks("sh")).replace("\\\n", " ").splitlines()
     return [line for line in lines if line.startswith("specdec ")]
 
 
@@ -32,7 +32,7 @@ def _a_pair_of_that_name(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("_a_pair_of_that_name")
 def test_the_python_of_the_readme(capsys):
-    assert len(blocks("python")) == 2
+    assert len(blocks("python")) == 3
     exec(compile("\n".join(blocks("python")), "README.md", "exec"), {})
     assert "first line -> " in capsys.readouterr().out
 
@@ -40,12 +40,12 @@ def test_the_python_of_the_readme(capsys):
 @pytest.mark.parametrize("command", commands())
 def test_the_commands_of_the_readme_are_understood(command):
     _, name, *arguments = shlex.split(command, comments=True)
-    if name == "train":
+    if name in ("train", "infer"):
         gin_jobs.configure(gin_jobs.parse_flags(arguments))
         assert gin.query_parameter("%RUN_DIR").startswith("runs/")
     else:
         parsed = main._build_parser().parse_args([name, *arguments])
-        assert main._settings(parsed).gamma >= 1
+        assert main._settings(parsed).gamma in (3, 7, "auto")
 
 
 def test_what_the_readme_links_to_is_there():
