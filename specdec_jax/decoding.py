@@ -66,29 +66,69 @@ def speculative_init(
       rule: what to accept.
       max_new_tokens: N.
     """
-    batch, most, slots = inputs.shape[0], gamma.widths[-1], max_new_tokens + gamma.widths[-1] + 1
+    state = _start_rows(
+        target, target_params, inputs, keys, gamma=gamma, rule=rule, max_new_tokens=max_new_tokens
+    )
+    return start_draft(drafter, draft_params, inputs, state, gamma=gamma, rule=rule)
+
+
+def _start_rows(
+    target: Model,
+    target_params: Params,
+    inputs: Array,
+    keys: Array,
+    *,
+    gamma: GammaPolicy,
+    rule: VerifyRule,
+    max_new_tokens: int,
+) -> DecodeState:
+    """The state before the first round, but for the draft's part; m rows for each source."""
+    m, slots = rule.num_drafts, max_new_tokens + gamma.widths[-1] + 1
     state = _start(
-        target, target_params, inputs, keys, gamma=most, rule=rule, max_new_tokens=max_new_tokens
+        target,
+        target_params,
+        inputs,
+        keys,
+        gamma=gamma.widths[-1],
+        rule=rule,
+        max_new_tokens=max_new_tokens,
+    )
+    state = state._replace(gamma_state=gamma.init(inputs.shape[0]))
+    if m > 1:
+        # Each row becomes m, of which each guesses by noise of its own.
+        of_draft = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
+        keys = jax.vmap(of_draft, in_axes=(0, None))(keys, jnp.arange(m)).reshape(-1)
+        shared = {"calls", "noise"}
+        rows = {
+            name: part if name in shared else _repeat(part, m)
+            for name, part in state._asdict().items()
+        }
+        state = DecodeState(**rows)._replace(noise=rule.draw_noise(keys, slots))
+    return state
+
+
+def start_draft(
+    drafter: Drafter,
+    draft_params: Params,
+    inputs: Array,
+    state: DecodeState,
+    *,
+    gamma: GammaPolicy,
+    rule: VerifyRule,
+) -> DecodeState:
+    """Lets the draft read the sources, int32[B, T]; of the state only its part changes."""
+    m, slots = rule.num_drafts, state.tokens.shape[1]
+    cache = (
+        jax.tree.map(lambda leaf: leaf[::m], state.target_cache) if m > 1 else state.target_cache
     )
     draft_state = drafter.init(
-        draft_params, inputs, slots, gamma=most, target_cache=state.target_cache
+        draft_params, inputs, slots, gamma=gamma.widths[-1], target_cache=cache
     )
-    state = state._replace(draft_state=draft_state, gamma_state=gamma.init(batch))
-    return state if rule.num_drafts == 1 else _repeat(state, keys, rule)
+    return state._replace(draft_state=_repeat(draft_state, m) if m > 1 else draft_state)
 
 
-def _repeat(state: DecodeState, keys: Array, rule: VerifyRule) -> DecodeState:
-    """Makes m rows of each, of which each guesses by noise of its own."""
-    m, slots = rule.num_drafts, state.tokens.shape[1]
-    of_draft = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
-    keys = jax.vmap(of_draft, in_axes=(0, None))(keys, jnp.arange(m)).reshape(-1)
-    noise = rule.draw_noise(keys, slots)
-    shared = {"calls", "noise"}
-    rows = {
-        name: part if name in shared else jax.tree.map(lambda x: jnp.repeat(x, m, axis=0), part)
-        for name, part in state._asdict().items()
-    }
-    return DecodeState(**rows)._replace(noise=noise)
+def _repeat(tree: Any, m: int) -> Any:
+    return jax.tree.map(lambda leaf: jnp.repeat(leaf, m, axis=0), tree)
 
 
 def speculative_step(
@@ -372,26 +412,42 @@ def _speculative_decode(
     def wants_guesses(state: DecodeState) -> Array:
         return jnp.any(~state.done & (gamma.budget(state.gamma_state).guesses > 0))
 
-    def some_of_each(state: DecodeState) -> DecodeState:
-        """Rounds with guesses while a row wants any, then rounds without."""
+    def read(state: DecodeState) -> DecodeState:
+        return start_draft(drafter, draft_params, inputs, state, gamma=gamma, rule=rule)
+
+    def some_of_each(carry: tuple[DecodeState, Array]) -> tuple[DecodeState, Array]:
+        """Rounds with guesses while a row wants any, then rounds without.
+
+        The draft reads the sources before its first guess: where it makes none, never.
+        """
+        state, has_read = carry
+        wanted = wants_guesses(state)
+        state = jax.lax.cond(wanted & ~has_read, read, lambda state: state, state)
         state = jax.lax.while_loop(wants_guesses, guess, state)
-        return jax.lax.while_loop(
+        state = jax.lax.while_loop(
             lambda state: ~jnp.all(state.done) & ~wants_guesses(state), pass_over, state
         )
+        return state, has_read | wanted
 
-    state = speculative_init(
-        target,
-        target_params,
-        drafter,
-        draft_params,
-        inputs,
-        keys,
-        gamma=gamma,
-        rule=rule,
-        max_new_tokens=max_new_tokens,
+    def unfinished(state: DecodeState) -> Array:
+        return ~jnp.all(state.done)
+
+    state = _start_rows(
+        target, target_params, inputs, keys, gamma=gamma, rule=rule, max_new_tokens=max_new_tokens
     )
-    step = some_of_each if 0 in gamma.widths else guess
-    return decode_result(_until_done(step, state), max_new_tokens, rule.num_drafts)
+    if 0 not in gamma.widths:
+        state = jax.lax.while_loop(unfinished, guess, read(state))
+    else:
+        unread = jax.tree.map(
+            lambda shape: jnp.zeros(shape.shape, shape.dtype),
+            jax.eval_shape(read, state).draft_state,
+        )
+        state, _ = jax.lax.while_loop(
+            lambda carry: unfinished(carry[0]),
+            some_of_each,
+            (state._replace(draft_state=unread), jnp.bool_(False)),
+        )
+    return decode_result(state, max_new_tokens, rule.num_drafts)
 
 
 @functools.partial(

@@ -166,7 +166,7 @@ class AdaptiveGamma:
     That is the largest ratio of expected tokens (Eq. 1), at the row's own estimate of beta,
     to what a round of that gamma costs where it runs. Where nothing pays that is gamma 0,
     plain decoding. The estimate begins high, for only who tries learns, and goes back
-    there as what was seen is forgotten.
+    there as what was seen is forgotten; while little is known the tries are small.
 
     Attributes:
       costs: float32[G], what a round of each of the widths costs, its draft calls and its
@@ -187,14 +187,14 @@ class AdaptiveGamma:
     prior: Any = 0.9
     weight: Any = 8.0
     memory: Any = 0.9
-    idle_memory: Any = 0.998
+    idle_memory: Any = 0.9995
 
     def __post_init__(self) -> None:
         check_widths(self.widths)
 
     def after(self, examined: float, accepted: float) -> "AdaptiveGamma":
         """The policy for the next decode: it has seen these guesses of the last one too."""
-        examined, accepted = 0.97 * self.examined + examined, 0.97 * self.accepted + accepted
+        examined, accepted = 0.99 * self.examined + examined, 0.99 * self.accepted + accepted
         # More would keep a row from finding out that it is different.
         share = min(1.0, 64.0 / max(examined, 1e-9))
         return dataclasses.replace(self, examined=share * examined, accepted=share * accepted)
@@ -211,7 +211,11 @@ class AdaptiveGamma:
         beta = (state.accepted + self.prior * self.weight) / (state.examined + self.weight)
         powers = beta[:, None] ** jnp.arange(self.widths[-1] + 1)
         expected = jnp.cumsum(powers, axis=1)[:, jnp.asarray(self.widths)]
-        best = jnp.argmax(expected / jnp.asarray(self.costs, jnp.float32), axis=1)
+        gain = expected / jnp.asarray(self.costs, jnp.float32)
+        best = jnp.argmax(gain, axis=1)
+        # Who knows little tries with few guesses: the first gamma that beats the ones below.
+        least = jnp.argmax(gain > gain[:, :1], axis=1)
+        best = jnp.where(state.examined < self.weight, jnp.minimum(best, least), best)
         return Budget(jnp.asarray(self.widths, jnp.int32)[best])
 
     def update(self, state: _Seen, examined: Array, accepted: Array) -> _Seen:

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -33,6 +34,17 @@ def decode(gamma: Any, draft: Array = PARAMS, inputs: Array = INPUTS, **k: Any) 
     settings = {"max_new_tokens": 24, "eos_id": -1} | k
     drafter = ModelDrafter(TARGET)
     return speculative_decode(TARGET, PARAMS, drafter, draft, inputs, gamma=gamma, **settings)
+
+
+CALLS: list[int] = []
+
+
+class Counted(TableModel):
+    """Tells of every source that it really reads."""
+
+    def prefill(self, *arguments: Any) -> Any:
+        jax.debug.callback(lambda: CALLS.append(1))
+        return super().prefill(*arguments)
 
 
 BAD_DRAFT = -PARAMS
@@ -101,7 +113,7 @@ def test_the_assisted_schedule() -> None:
     np.testing.assert_array_equal(policy.budget(state).guesses, [7, 1, 7])
 
 
-@pytest.mark.parametrize("examined", [0, 3, 40])
+@pytest.mark.parametrize("examined", [8, 40])
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 0.8, 1.0])
 def test_the_adaptive_choice_is_theorem_3_8s(examined: int, share: float) -> None:
     policy = AdaptiveGamma(jnp.asarray([1.0, 1.8, 2.3, 2.6]), (0, 1, 4, 7))
@@ -115,6 +127,31 @@ def test_the_adaptive_choice_is_theorem_3_8s(examined: int, share: float) -> Non
     assert int(policy.budget(state).guesses[0]) == policy.widths[int(np.argmax(gains))]
 
 
+def test_who_knows_little_tries_with_few_guesses() -> None:
+    policy = AdaptiveGamma(jnp.asarray([1.0, 1.5, 2.0]), (0, 3, 7))
+    assert policy.budget(policy.init(1)).guesses[0] == 3
+    state = policy.update(policy.init(1), jnp.asarray([8]), jnp.asarray([8]))
+    assert policy.budget(state).guesses[0] == 7
+
+
+def test_the_draft_reads_nothing_where_it_is_never_asked() -> None:
+    nothing = AdaptiveGamma(jnp.asarray([1.0, 99.0, 99.0]), (0, 1, 3))
+    drafter = ModelDrafter(Counted(V))
+
+    def run(gamma: Any) -> int:
+        CALLS.clear()
+        result = speculative_decode(
+            TARGET, PARAMS, drafter, PARAMS, INPUTS, gamma=gamma, max_new_tokens=6, eos_id=-1
+        )
+        jax.block_until_ready(result)
+        jax.effects_barrier()
+        return len(CALLS)
+
+    assert run(nothing) == 0
+    assert run(AdaptiveGamma(COSTS, (0, 1, 3))) == 1
+    assert run(FixedGamma(3)) == 1
+
+
 def test_where_nothing_pays_it_decodes_plainly() -> None:
     result = decode(AdaptiveGamma(jnp.asarray([1.0, 1.9, 3.0]), (0, 1, 3)), BAD_DRAFT)
     assert (result.drafted[:, 0] <= 3).all()  # a few tries, and no more
@@ -123,10 +160,10 @@ def test_where_nothing_pays_it_decodes_plainly() -> None:
 
 
 def test_it_comes_back_when_what_it_saw_is_forgotten() -> None:
-    policy = AdaptiveGamma(jnp.asarray([1.0, 2.0]), (0, 3))
+    policy = AdaptiveGamma(jnp.asarray([1.0, 2.0]), (0, 3), idle_memory=0.9)
     state = policy.update(policy.init(1), jnp.asarray([30]), jnp.asarray([3]))
     assert policy.budget(state).guesses[0] == 0
-    for _ in range(2000):
+    for _ in range(100):
         state = policy.update(state, jnp.asarray([0]), jnp.asarray([0]))
     assert policy.budget(state).guesses[0] == 3
 
