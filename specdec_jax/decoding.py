@@ -69,7 +69,8 @@ def speculative_init(
     state = _start_rows(
         target, target_params, inputs, keys, gamma=gamma, rule=rule, max_new_tokens=max_new_tokens
     )
-    return start_draft(drafter, draft_params, inputs, state, gamma=gamma, rule=rule)
+    draft_state = start_draft(drafter, draft_params, inputs, state, gamma=gamma, rule=rule)
+    return state._replace(draft_state=draft_state)
 
 
 def _start_rows(
@@ -115,8 +116,8 @@ def start_draft(
     *,
     gamma: GammaPolicy,
     rule: VerifyRule,
-) -> DecodeState:
-    """Lets the draft read the sources, int32[B, T]; of the state only its part changes."""
+) -> Any:
+    """Lets the draft read the sources, int32[B, T] -> its state, m rows for each."""
     m, slots = rule.num_drafts, state.tokens.shape[1]
     cache = (
         jax.tree.map(lambda leaf: leaf[::m], state.target_cache) if m > 1 else state.target_cache
@@ -124,7 +125,7 @@ def start_draft(
     draft_state = drafter.init(
         draft_params, inputs, slots, gamma=gamma.widths[-1], target_cache=cache
     )
-    return state._replace(draft_state=_repeat(draft_state, m) if m > 1 else draft_state)
+    return _repeat(draft_state, m) if m > 1 else draft_state
 
 
 def _repeat(tree: Any, m: int) -> Any:
@@ -399,54 +400,38 @@ def _speculative_decode(
         "sampling": sampling, "rule": rule, "max_new_tokens": max_new_tokens, "eos_id": eos_id,
     }  # fmt: skip
 
+    def unfinished(state: DecodeState) -> Array:
+        return ~jnp.all(state.done)
+
+    def wants_guesses(state: DecodeState) -> Array:
+        return jnp.any(~state.done & (gamma.budget(state.gamma_state).guesses > 0))
+
     def guess(state: DecodeState) -> DecodeState:
         return speculative_step(
             target, target_params, drafter, draft_params, state, gamma=gamma, **rest
         )[0]
 
     def pass_over(state: DecodeState) -> DecodeState:
-        state, info = plain_step(target, target_params, state, **rest)
-        none = info.target_calls * 0
-        return state._replace(gamma_state=gamma.update(state.gamma_state, none, none))
+        return plain_step(target, target_params, state, **rest)[0]
 
-    def wants_guesses(state: DecodeState) -> Array:
-        return jnp.any(~state.done & (gamma.budget(state.gamma_state).guesses > 0))
-
-    def read(state: DecodeState) -> DecodeState:
+    def read() -> Any:
         return start_draft(drafter, draft_params, inputs, state, gamma=gamma, rule=rule)
-
-    def some_of_each(carry: tuple[DecodeState, Array]) -> tuple[DecodeState, Array]:
-        """Rounds with guesses while a row wants any, then rounds without.
-
-        The draft reads the sources before its first guess: where it makes none, never.
-        """
-        state, has_read = carry
-        wanted = wants_guesses(state)
-        state = jax.lax.cond(wanted & ~has_read, read, lambda state: state, state)
-        state = jax.lax.while_loop(wants_guesses, guess, state)
-        state = jax.lax.while_loop(
-            lambda state: ~jnp.all(state.done) & ~wants_guesses(state), pass_over, state
-        )
-        return state, has_read | wanted
-
-    def unfinished(state: DecodeState) -> Array:
-        return ~jnp.all(state.done)
 
     state = _start_rows(
         target, target_params, inputs, keys, gamma=gamma, rule=rule, max_new_tokens=max_new_tokens
     )
     if 0 not in gamma.widths:
-        state = jax.lax.while_loop(unfinished, guess, read(state))
-    else:
-        unread = jax.tree.map(
-            lambda shape: jnp.zeros(shape.shape, shape.dtype),
-            jax.eval_shape(read, state).draft_state,
-        )
-        state, _ = jax.lax.while_loop(
-            lambda carry: unfinished(carry[0]),
-            some_of_each,
-            (state._replace(draft_state=unread), jnp.bool_(False)),
-        )
+        state = jax.lax.while_loop(unfinished, guess, state._replace(draft_state=read()))
+        return decode_result(state, max_new_tokens, rule.num_drafts)
+
+    # Rounds with guesses while a row wants any; then plain ones to the end, in a loop of
+    # their own, which costs what plain decoding does. A draft that is not asked reads nothing.
+    def read_nothing() -> Any:
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(read))
+
+    draft_state = jax.lax.cond(wants_guesses(state), read, read_nothing)
+    state = jax.lax.while_loop(wants_guesses, guess, state._replace(draft_state=draft_state))
+    state = jax.lax.while_loop(unfinished, pass_over, state)
     return decode_result(state, max_new_tokens, rule.num_drafts)
 
 

@@ -38,8 +38,8 @@ class GammaPolicy(Protocol):
     def widths(self) -> tuple[int, ...]:
         """The numbers of guesses that verification is compiled for, ascending.
 
-        The last is gamma, the most guesses of a round; with a 0 among them a round may
-        be one of plain decoding.
+        The last is gamma, the most guesses of a round. With a 0 among them rows may want no
+        guesses: once none wants any, all are decoded plainly to their ends.
         """
 
     def init(self, rows: int) -> Any:
@@ -165,8 +165,9 @@ class AdaptiveGamma:
 
     That is the largest ratio of expected tokens (Eq. 1), at the row's own estimate of beta,
     to what a round of that gamma costs where it runs. Where nothing pays that is gamma 0,
-    plain decoding. The estimate begins high, for only who tries learns, and goes back
-    there as what was seen is forgotten; while little is known the tries are small.
+    plain decoding, to the end of the row. The estimate begins high, for only who tries
+    learns; while little is known the tries are small. `after` carries over what was seen to
+    the next decode, and forgets it slowly, so that one after many tries again.
 
     Attributes:
       costs: float32[G], what a round of each of the widths costs, its draft calls and its
@@ -176,8 +177,7 @@ class AdaptiveGamma:
       accepted: how many of them stood.
       prior: the acceptance rate where nothing was seen.
       weight: how many judged guesses that is worth.
-      memory: how much of what was seen is kept over a round with guesses.
-      idle_memory: how much over a round without.
+      memory: how much of what was seen is kept from one round to the next.
     """
 
     costs: Any
@@ -187,7 +187,6 @@ class AdaptiveGamma:
     prior: Any = 0.9
     weight: Any = 8.0
     memory: Any = 0.9
-    idle_memory: Any = 0.9995
 
     def __post_init__(self) -> None:
         check_widths(self.widths)
@@ -220,5 +219,5 @@ class AdaptiveGamma:
 
     def update(self, state: _Seen, examined: Array, accepted: Array) -> _Seen:
         """See `GammaPolicy`."""
-        kept = jnp.where(examined > 0, self.memory, self.idle_memory)
+        kept = jnp.where(examined > 0, self.memory, 1.0)  # who did not guess learns nothing
         return _Seen(kept * state.examined + examined, kept * state.accepted + accepted)

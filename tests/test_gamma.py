@@ -159,13 +159,17 @@ def test_where_nothing_pays_it_decodes_plainly() -> None:
     assert (always.drafted[:, 0] > 15).all()
 
 
-def test_it_comes_back_when_what_it_saw_is_forgotten() -> None:
-    policy = AdaptiveGamma(jnp.asarray([1.0, 2.0]), (0, 3), idle_memory=0.9)
+def test_a_row_that_gave_up_stays_so_and_a_later_decode_tries_again() -> None:
+    policy = AdaptiveGamma(jnp.asarray([1.0, 2.0]), (0, 3))
     state = policy.update(policy.init(1), jnp.asarray([30]), jnp.asarray([3]))
-    assert policy.budget(state).guesses[0] == 0
     for _ in range(100):
+        assert policy.budget(state).guesses[0] == 0
         state = policy.update(state, jnp.asarray([0]), jnp.asarray([0]))
-    assert policy.budget(state).guesses[0] == 3
+    policy = policy.after(30, 3)
+    assert policy.budget(policy.init(1)).guesses[0] == 0
+    for _ in range(300):
+        policy = policy.after(0, 0)
+    assert policy.budget(policy.init(1)).guesses[0] == 3
 
 
 def test_what_one_decode_saw_the_next_begins_with() -> None:
