@@ -112,7 +112,7 @@ def measured_gamma(
     inputs: Array,
     key: Array,
     *,
-    widths: Sequence[int] = (0, 3, 7),
+    choices: Sequence[int] = (0, 3, 7),
     max_new_tokens: int,
     sampling: Sampling,
     rule: VerifyRule = ExactRule(),
@@ -123,15 +123,15 @@ def measured_gamma(
       models: what decodes.
       inputs: int32[B, T], sources of the shape in question.
       key: of the sampling.
-      widths: the gammas to choose from.
+      choices: the gammas to choose from.
       max_new_tokens: N.
       sampling: temperature, top-k, top-p.
       rule: what to accept.
     """
 
     def always(place: int) -> Callable[[], DecodeResult]:
-        only = [1.0 if other == place else float("inf") for other in range(len(widths))]
-        policy = AdaptiveGamma(jnp.asarray(only), tuple(widths))
+        only = [1.0 if other == place else float("inf") for other in range(len(choices))]
+        policy = AdaptiveGamma(jnp.asarray(only), tuple(choices))
         return lambda: speculative_decode(
             *models,
             inputs,
@@ -142,10 +142,10 @@ def measured_gamma(
             rule=rule,
         )
 
-    runs = [always(place) for place in range(len(widths))]
-    rounds = _time_rounds(models, inputs, max_new_tokens + widths[-1] + 1, runs)
+    runs = [always(place) for place in range(len(choices))]
+    rounds = _time_rounds(models, inputs, max_new_tokens + choices[-1] + 1, runs)
     costs = [each.seconds / rounds[0].seconds for each in rounds]
-    return AdaptiveGamma(jnp.asarray(costs), tuple(widths))
+    return AdaptiveGamma(jnp.asarray(costs), tuple(choices))
 
 
 class _Round(NamedTuple):

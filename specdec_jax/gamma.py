@@ -170,9 +170,10 @@ class AdaptiveGamma:
     the next decode, and forgets it slowly, so that one after many tries again.
 
     Attributes:
-      costs: float32[G], what a round of each of the widths costs, its draft calls and its
-        verification, in any unit; `speed.round_costs` measures them.
-      widths: the gammas to choose from; see `GammaPolicy`.
+      costs: float32[G], what a round of each of the choices costs, its draft calls and its
+        verification, in any unit; `costs.measured_gamma` measures them.
+      choices: the gammas to choose from, ascending. Verification is compiled for the last
+        alone: a branch for each would copy the target's cache every round.
       examined: guesses that were judged before, in other decodes; see `after`.
       accepted: how many of them stood.
       prior: the acceptance rate where nothing was seen.
@@ -181,15 +182,20 @@ class AdaptiveGamma:
     """
 
     costs: Any
-    widths: tuple[int, ...] = dataclasses.field(default=(0, 3, 7), metadata=_STATIC)
+    choices: tuple[int, ...] = dataclasses.field(default=(0, 3, 7), metadata=_STATIC)
     examined: Any = 0.0
     accepted: Any = 0.0
-    prior: Any = 0.9
-    weight: Any = 8.0
-    memory: Any = 0.9
+    prior: float = dataclasses.field(default=0.9, metadata=_STATIC)
+    weight: float = dataclasses.field(default=8.0, metadata=_STATIC)
+    memory: float = dataclasses.field(default=0.9, metadata=_STATIC)
 
     def __post_init__(self) -> None:
-        check_widths(self.widths)
+        check_widths(self.choices)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """See `GammaPolicy`."""
+        return (0, self.choices[-1]) if 0 in self.choices else self.choices[-1:]
 
     def after(self, examined: float, accepted: float) -> "AdaptiveGamma":
         """The policy for the next decode: it has seen these guesses of the last one too."""
@@ -208,14 +214,14 @@ class AdaptiveGamma:
     def budget(self, state: _Seen) -> Budget:
         """See `GammaPolicy`."""
         beta = (state.accepted + self.prior * self.weight) / (state.examined + self.weight)
-        powers = beta[:, None] ** jnp.arange(self.widths[-1] + 1)
-        expected = jnp.cumsum(powers, axis=1)[:, jnp.asarray(self.widths)]
+        powers = beta[:, None] ** jnp.arange(self.choices[-1] + 1)
+        expected = jnp.cumsum(powers, axis=1)[:, jnp.asarray(self.choices)]
         gain = expected / jnp.asarray(self.costs, jnp.float32)
         best = jnp.argmax(gain, axis=1)
         # Who knows little tries with few guesses: the first gamma that beats the ones below.
         least = jnp.argmax(gain > gain[:, :1], axis=1)
         best = jnp.where(state.examined < self.weight, jnp.minimum(best, least), best)
-        return Budget(jnp.asarray(self.widths, jnp.int32)[best])
+        return Budget(jnp.asarray(self.choices, jnp.int32)[best])
 
     def update(self, state: _Seen, examined: Array, accepted: Array) -> _Seen:
         """See `GammaPolicy`."""

@@ -50,8 +50,8 @@ def test_guesses_and_verification_are_told_apart() -> None:
 
 def test_the_policy_is_measured_in_the_program_it_runs(told: list[list[Any]]) -> None:
     settings = {"max_new_tokens": 12, "sampling": Sampling(0.0)}
-    policy = costs.measured_gamma(MODELS, INPUTS, KEY, widths=(0, 1, 3), **settings)
-    assert policy.widths == (0, 1, 3) and policy.costs[0] == 1.0
+    policy = costs.measured_gamma(MODELS, INPUTS, KEY, choices=(0, 1, 3), **settings)
+    assert policy.choices == (0, 1, 3) and policy.costs[0] == 1.0
     assert [each.guesses > 0 for each in told[0]] == [False, True, True]
     before = _speculative_decode._cache_size()
     speculative_decode(*MODELS, INPUTS, KEY, gamma=policy, rule=ExactRule(), **settings)

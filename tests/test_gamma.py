@@ -1,6 +1,5 @@
 """Policies of gamma: what they decide, and that a decode by them is the same decode."""
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -122,9 +121,9 @@ def test_the_adaptive_choice_is_theorem_3_8s(examined: int, share: float) -> Non
     beta = (share * examined + 0.9 * 8) / (examined + 8)
     gains = [
         expected_tokens(beta, gamma) / cost
-        for gamma, cost in zip(policy.widths, policy.costs.tolist(), strict=True)
+        for gamma, cost in zip(policy.choices, policy.costs.tolist(), strict=True)
     ]
-    assert int(policy.budget(state).guesses[0]) == policy.widths[int(np.argmax(gains))]
+    assert int(policy.budget(state).guesses[0]) == policy.choices[int(np.argmax(gains))]
 
 
 def test_who_knows_little_tries_with_few_guesses() -> None:
@@ -185,8 +184,7 @@ def test_other_costs_are_no_other_program() -> None:
     compiled = _speculative_decode._cache_size()
     decode(AdaptiveGamma(COSTS + 1.0, (0, 1, 3)))
     decode(AdaptiveGamma(COSTS, (0, 1, 3)).after(5, 3))
-    decode(dataclasses.replace(AdaptiveGamma(COSTS, (0, 1, 3)), prior=0.5))
-    assert _speculative_decode._cache_size() - compiled <= 1  # a Python number is a weaker type
+    assert _speculative_decode._cache_size() == compiled
 
 
 @pytest.mark.parametrize(
