@@ -67,7 +67,7 @@ def test_a_failed_save_keeps_the_old_weights(tmp_path, params, monkeypatch):
     def fail(*args, **kwargs):
         raise OSError("disk full")
 
-    monkeypatch.setattr(checkpoints.json, "dump", fail)
+    monkeypatch.setattr(checkpoints.json, "dumps", fail)
     with pytest.raises(OSError, match="disk full"):
         checkpoints.save_params(path, CONFIG, jax.tree.map(lambda x: 2 * x, params))
     assert same(checkpoints.load_params(path)[1], params)

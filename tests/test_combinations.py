@@ -194,7 +194,7 @@ def _every_combination() -> Iterator[Any]:
             yield pytest.param(drafter, rule, sampling, batch, marks=marks)
 
 
-@pytest.mark.parametrize(("drafter", "rule", "sampling", "batch"), _every_combination())
+@pytest.mark.parametrize(("drafter", "rule", "sampling", "batch"), [*_every_combination()])
 def test_every_combination(drafter: str, rule: str, sampling: str, batch: int) -> None:
     check(drafter, RULES[rule], SAMPLINGS[sampling], batch=batch)
 
