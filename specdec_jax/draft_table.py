@@ -53,11 +53,12 @@ def compare_drafts(
       repeats: timed runs of each sentence, each way.
       progress: is told of each draft and task that is done.
     """
-    check_lengths(load(drafts[0]), [row["inputs"] for row in rows], settings)
+    pairs = {draft: load(draft) for draft in drafts}  # a wrong name is told before the work
+    check_lengths(pairs[drafts[0]], [row["inputs"] for row in rows], settings)
     found = []
     tasks = list(dict.fromkeys(row["task"] for row in rows))
-    for draft in drafts:
-        pair, costs = load(draft), None
+    for draft, pair in pairs.items():
+        costs = None
         for task in tasks:
             sources = [row["inputs"] for row in rows if row["task"] == task]
             greedy, sampled = (

@@ -8,7 +8,7 @@ decides for itself: its tokens do not depend on the rows beside it.
 A round costs its draft calls, of which a shorter round makes fewer, and a verification of
 as many guesses as the target was compiled for (`widths`).
 
-Shapes: R rows, G widths.
+Shapes: R rows, G gammas to choose from.
 """
 
 import dataclasses

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import stat
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -64,10 +65,14 @@ def test_a_failed_save_keeps_the_old_weights(tmp_path, params, monkeypatch):
     path = tmp_path / "weights"
     checkpoints.save_params(path, CONFIG, params)
 
-    def fail(*args, **kwargs):
-        raise OSError("disk full")
+    write_text = Path.write_text
 
-    monkeypatch.setattr(checkpoints.json, "dumps", fail)
+    def fail(path, *args, **kwargs):
+        if path.name == "config.json":
+            raise OSError("disk full")
+        return write_text(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "write_text", fail)
     with pytest.raises(OSError, match="disk full"):
         checkpoints.save_params(path, CONFIG, jax.tree.map(lambda x: 2 * x, params))
     assert same(checkpoints.load_params(path)[1], params)
