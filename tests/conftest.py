@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -18,6 +19,18 @@ from specdec_jax.t5 import T5, T5Config
 from specdec_jax.types import Tree
 
 DATA = pathlib.Path(__file__).parent / "data"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _compile_anew() -> Iterator[None]:
+    """Keeps the tests of a process out of the cache that the command switches on.
+
+    XLA aborted when it serialized a program after many others; the command, and the children
+    of tests, compile in processes of their own.
+    """
+    jax.config.update("jax_enable_compilation_cache", False)
+    yield
+    jax.config.update("jax_enable_compilation_cache", True)
 
 
 @dataclasses.dataclass(frozen=True)
