@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from flax.traverse_util import unflatten_dict
 from jax import Array
+from jax.experimental.compilation_cache import compilation_cache
 
 from specdec_jax.model import T5Model
 from specdec_jax.t5 import T5, T5Config
@@ -29,6 +30,7 @@ def _compile_anew() -> Iterator[None]:
     of tests, compile in processes of their own.
     """
     jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()  # it may have been asked, and remembers the answer
     yield
     jax.config.update("jax_enable_compilation_cache", True)
 
