@@ -24,15 +24,21 @@ DATA = pathlib.Path(__file__).parent / "data"
 
 @pytest.fixture(autouse=True, scope="session")
 def _compile_anew() -> Iterator[None]:
-    """Keeps the tests of a process out of the cache that the command switches on.
-
-    XLA aborted when it serialized a program after many others; the command, and the children
-    of tests, compile in processes of their own.
-    """
+    """Keeps the tests of a process out of the user's cache, which the command switches on."""
     jax.config.update("jax_enable_compilation_cache", False)
     compilation_cache.reset_cache()  # it may have been asked, and remembers the answer
     yield
     jax.config.update("jax_enable_compilation_cache", True)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _forget_programs() -> Iterator[None]:
+    """Frees a module's programs: each takes some 20 of the 65,530 maps that Linux allows.
+
+    XLA aborts, at whatever it compiles or serializes next, when a process has no map left.
+    """
+    yield
+    jax.clear_caches()
 
 
 @dataclasses.dataclass(frozen=True)
