@@ -4,6 +4,7 @@
     specdec demo                            the shipped pair on held-out sentences
     specdec evaluate                        a pair's scores and acceptance on its tasks
     specdec train --gin_file=FILE ...       train, configured by gin
+    specdec convert SOURCE OUTPUT           T5X's or Hugging Face's weights as ours
     specdec version
 
 Reads flags and files, and says in one sentence what is wrong with them; what it
@@ -57,6 +58,7 @@ def _build_parser() -> argparse.ArgumentParser:
     commands.add_parser(
         "train", help="train, configured by gin: --gin_file=FILE --gin.NAME=VALUE", add_help=False
     )
+    _add_convert(commands)
     commands.add_parser("version", help="print the version")
     return parser
 
@@ -152,6 +154,25 @@ def _add_evaluate(commands: Any) -> None:
     parser.set_defaults(run=_evaluate)
 
 
+def _add_convert(commands: Any) -> None:
+    parser = commands.add_parser(
+        "convert",
+        help="write weights of T5X or Hugging Face as ours",
+        description="Reads a checkpoint of T5X (legacy or Orbax, local or gs://), or a directory "
+        "of Hugging Face's config.json and safetensors, and writes weights as specdec_jax keeps "
+        "them, with the vocabulary where there is one.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("source", metavar="SOURCE", help="the checkpoint")
+    add("output", metavar="OUTPUT", type=Path, help="the directory to write")
+    add("--dtype", choices=("float32", "bfloat16"), default="float32", help="(float32)")
+    add("--config", type=Path, metavar="FILE", help="a config.json, where SOURCE has none")
+    add("--vocabulary", type=Path, metavar="FILE", help="a SentencePiece model to put beside")
+    add("--overwrite", action="store_true", help="replace OUTPUT")
+    parser.set_defaults(run=_convert)
+
+
 def _load(arguments: argparse.Namespace) -> "Pair":
     from specdec_jax import pretrained
 
@@ -218,6 +239,14 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         ]
         text = json.dumps(figures, ensure_ascii=False, indent=1)
         Path(arguments.output).write_text(f"{text}\n", "utf-8")
+    return 0
+
+
+def _convert(arguments: argparse.Namespace) -> int:
+    from specdec_jax import conversion
+
+    given = {k: v for k, v in vars(arguments).items() if k not in ("command", "run")}
+    conversion.convert(**given)
     return 0
 
 

@@ -10,9 +10,10 @@ ROOT = Path(specdec_jax.__file__).parent
 FLOORS = [
     {"analysis", "errors", "resources", "restoration", "sampling"},
     {"extras", "types", "layers", "vocabulary"},
-    {"metrics", "verification", "t5", "data", "optimization"},
-    {"drafters.model", "model", "checkpoints", "train_step"},
-    {"arguments", "pretrained", "training_run"},
+    {"metrics", "verification", "t5", "data", "optimization", "stored"},
+    {"drafters.model", "model", "checkpoints_hf", "checkpoints_t5x", "train_step"},
+    {"checkpoints"},
+    {"arguments", "conversion", "pretrained", "training_run"},
     {"decoding", "train"},
     {"", "trace"},  # "" is the package itself
     {"generate", "gin_jobs", "terminal"},
