@@ -117,8 +117,11 @@ def save_params(
     )
     try:
         os.chmod(partial, 0o755)
-        stored = jax.tree.map(lambda x: np.asarray(x).astype(jnp.dtype(dtype), copy=False), params)
-        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        # As JAX's arrays: Orbax copies the whole of NumPy's before it writes any.
+        stored = jax.tree.map(lambda x: jnp.asarray(x, jnp.dtype(dtype)), params)
+        at_once = 1 + max(x.nbytes for x in jax.tree.leaves(stored)) // 2**30  # GB
+        handler = ocp.PyTreeCheckpointHandler(save_concurrent_gb=at_once)
+        with ocp.Checkpointer(handler) as checkpointer:
             checkpointer.save(os.path.join(partial, _PARAMS), stored)
         # A note that names the directory written to, which is not where the weights will be.
         Path(partial, _PARAMS, "commit_success.txt").unlink(missing_ok=True)
