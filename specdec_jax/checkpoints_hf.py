@@ -67,7 +67,10 @@ _SUBLAYERS = {
         "2.layer_norm": "pre_mlp_layer_norm",
     },
 }
-_PROJECTIONS = {"q": "query", "k": "key", "v": "value", "o": "out"}
+# The matrices of a sublayer.
+_MATRICES = {"q": "query", "k": "key", "v": "value", "o": "out"} | {
+    name: name for name in ("wi", "wi_0", "wi_1", "wo")
+}
 
 
 def t5x_name(name: str) -> str | None:
@@ -90,7 +93,9 @@ def t5x_name(name: str) -> str | None:
     if not found or not sublayer:
         return None
     path = f"{found[1]}/layers_{found[2]}/{sublayer}"
-    return f"{path}/{_PROJECTIONS.get(found[4], found[4])}/kernel" if found[4] else f"{path}/scale"
+    if found[4] is None:
+        return f"{path}/scale"
+    return f"{path}/{_MATRICES[found[4]]}/kernel" if found[4] in _MATRICES else None
 
 
 def is_config(fields: Any) -> bool:
@@ -108,7 +113,7 @@ def parse_config(fields: dict[str, Any], where: str) -> T5Config:
     Raises:
       ValueError: another architecture, or a variant that T5X's network is not.
     """
-    kind = fields["model_type"]
+    kind = str(fields["model_type"])
     if kind not in _DEFAULTS:
         raise ValueError(
             f"{where!r} is of a model of type {kind!r}, another architecture: expected "

@@ -66,6 +66,8 @@ def find(path: str) -> Place | None:
     if not path.startswith(GCS) and os.path.isfile(path):
         folder, name = os.path.split(os.path.abspath(path))
         return Place("T5X", path, _store(folder), name)
+    if path.startswith(GCS):  # where only what is below a path can be listed
+        path = path.removesuffix(f"/{INDEX}")
     names = _list(path)
     if _OCDBT in names:
         return Place("Orbax", path, {"driver": "ocdbt", "base": _store(path), "path": ""}, "")
