@@ -306,7 +306,7 @@ def _read_orbax(place: Place) -> dict[str, StoredArray]:
         if key.endswith(end)
     }
     embedding = _EMBEDDING.replace("/", ".")
-    prefixes = [p for p in ("", "target.", "params.", "params.params.") if p + embedding in found]
+    prefixes = [p for p in ("", "target.", "params.") if p + embedding in found]
     if not prefixes:
         raise ValueError(
             f"{place.where!r} holds no T5: its Orbax tree has no {_EMBEDDING}, by itself or "

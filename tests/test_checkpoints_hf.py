@@ -1,5 +1,6 @@
 """Hugging Face's T5: transformers' own logits, and what is refused."""
 
+import dataclasses
 import json
 import shutil
 
@@ -9,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from specdec_jax import T5Model
-from specdec_jax.checkpoints import load_config, load_params
+from specdec_jax.checkpoints import load_config, load_params, open_checkpoint
 from specdec_jax.checkpoints_hf import parse_config, t5x_name
 
 from .conftest import DATA
@@ -36,9 +37,23 @@ def test_logits_are_those_of_transformers(name, feature_major):
     )
 
 
+def test_a_config_of_the_callers_goes_first():
+    half = dataclasses.replace(load_config(DATA / "hf_mt5"), dtype="bfloat16")
+    assert load_params(DATA / "hf_mt5", config=half)[0] == half
+
+
 def test_shards_in_bfloat16_stay_so():
     _, params = load_params(DATA / "hf_mt5", dtype=None)
     assert {leaf.dtype.name for leaf in jax.tree.leaves(params)} == {"bfloat16"}
+
+
+def test_a_part_of_a_turned_matrix_is_read_as_a_part():
+    array = open_checkpoint(DATA / "hf_t5_1_1").arrays["encoder/layers_0/mlp/wo/kernel"]
+    whole = load_file(DATA / "hf_t5_1_1" / "model.safetensors")[
+        "encoder.block.0.layer.1.DenseReluDense.wo.weight"
+    ].T
+    assert array.shape == whole.shape == (12, 8)
+    np.testing.assert_array_equal(array.read((slice(2, 9), slice(1, 3))), whole[2:9, 1:3])
 
 
 @pytest.fixture

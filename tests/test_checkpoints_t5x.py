@@ -234,7 +234,8 @@ from specdec_jax import checkpoints, stored
 
 def peak():
     # Not getrusage, whose peak begins with that of the process which started this one.
-    return 1024 * int(re.search(r"VmHWM:\\s*(\\d+)", pathlib.Path("/proc/self/status").read_text())[1])
+    status = pathlib.Path("/proc/self/status").read_text()
+    return 1024 * int(re.search(r"VmHWM:\\s*(\\d+)", status)[1])
 
 path = sys.argv[1]
 config = checkpoints.load_config(path)
@@ -249,6 +250,10 @@ if len(sys.argv) > 2:
     _, params = checkpoints.load_params(path, shardings=tree)
     for name, leaf in stored.flat(params).items():
         assert leaf.sharding == stored.flat(tree)[name], name
+    reads, whole = [], np.arange(12.0).reshape(4, 3)
+    array = stored.StoredArray((4, 3), whole.dtype, lambda at: reads.append(at) or whole[at])
+    assert (array.place("float32", rows) == whole).all()
+    assert len(reads) == 2, "two parts, each read once for the two devices that hold it"
 else:
     _, params = checkpoints.load_params(path)
 size = sum(x.nbytes for x in jax.tree.leaves(params))
@@ -280,6 +285,14 @@ def test_each_device_gets_its_part(tmp_path):
     folder = write_legacy(tmp_path / "checkpoint_7", PARAMS, inline=lambda n: "encoder" in n)
     _, _, sums = load_elsewhere(folder, "sharded")
     assert sums == {n: float(x.astype(np.float64).sum()) for n, x in flat(PARAMS).items()}
+
+
+def test_shardings_for_all_or_for_each(tmp_path):
+    folder = write_legacy(tmp_path / "checkpoint_7", PARAMS)
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    assert_same(load_params(folder, shardings=here)[1], PARAMS)
+    with pytest.raises(ValueError, match="shardings lack decoder/decoder_norm/scale, .*for each"):
+        load_params(folder, shardings={"token_embedder": {"embedding": here}})
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="measured as Linux has it")
