@@ -17,11 +17,14 @@ CORE = [
     "flax>=0.12.8,<0.13",
     "gin-config>=0.5,<0.6",
     "jax>=0.10.2,<0.11",
+    "msgpack>=1.1,<2",
     "numpy>=2,<3",
     "optax>=0.2.8,<0.3",
     "orbax-checkpoint>=0.12.8,<0.13",
     "rich>=13,<16",
+    "safetensors>=0.8,<0.9",
     "sentencepiece>=0.2,<0.3",
+    "tensorstore>=0.1.86,<0.2",
 ]
 
 EXTRAS = {

@@ -1,32 +1,47 @@
-"""Weights on disk: an Orbax directory of parameters with a readable `config.json`.
+"""Weights on disk: read from every format, written as an Orbax directory.
 
 * `<path>/config.json`: the T5Config's fields;
 * `<path>/params/`: Orbax, the parameter tree, named as T5X names it.
+
+`load_params` also reads T5X's checkpoints (checkpoints_t5x.py), other Orbax directories of
+such trees, and Hugging Face's (checkpoints_hf.py).
 """
 
 import dataclasses
 import json
 import os
-from typing import Any
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import orbax.checkpoint as ocp
+from jax.sharding import Sharding
 
+from specdec_jax import checkpoints_hf, checkpoints_t5x
 from specdec_jax.layers import Params
 from specdec_jax.replacing import replacing
+from specdec_jax.stored import StoredArray, flat, nested, place, some
 from specdec_jax.t5 import T5, T5Config
 
 _CONFIG = "config.json"
 _PARAMS = "params"
-_NAMED = 5  # how many offending parameters an error names
 
 
-def _flat(params: Params) -> dict[str, Any]:
-    """A tree as {"a/b/kernel": leaf}."""
-    paths = jax.tree_util.tree_flatten_with_path(params)[0]
-    return {"/".join(str(k.key) for k in path): leaf for path, leaf in paths}
+class Checkpoint(NamedTuple):
+    """A checkpoint that has been opened, its arrays unread.
+
+    Attributes:
+      kind: its format, in words.
+      config: its own, the caller's, or what the shapes tell.
+      arrays: by T5X's names, "a/b/kernel"; those that the config asks for, and no other.
+    """
+
+    kind: str
+    config: T5Config
+    arrays: dict[str, StoredArray]
 
 
 def expected_params(config: T5Config) -> Params:
@@ -34,10 +49,6 @@ def expected_params(config: T5Config) -> Params:
     tokens = jnp.zeros((1, 1), jnp.int32)
     variables = jax.eval_shape(T5(config).init, jax.random.key(0), tokens, tokens)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32), variables["params"])
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" * (len(names) > _NAMED))
 
 
 def check_params(config: T5Config, params: Params, where: str = "The parameters") -> None:
@@ -52,7 +63,7 @@ def check_params(config: T5Config, params: Params, where: str = "The parameters"
       ValueError: parameters are missing, or too many, or of another shape; the first
         of them are named, with what was expected.
     """
-    want, have = _flat(expected_params(config)), _flat(params)
+    want, have = flat(expected_params(config)), flat(params)
     missing = sorted(want.keys() - have.keys())
     extra = sorted(have.keys() - want.keys())
     wrong = [
@@ -62,11 +73,11 @@ def check_params(config: T5Config, params: Params, where: str = "The parameters"
     ]
     complaints = []
     if missing:
-        complaints.append(f"lack {_some([f'{m} {tuple(want[m].shape)}' for m in missing])}")
+        complaints.append(f"lack {some([f'{m} {tuple(want[m].shape)}' for m in missing])}")
     if extra:
-        complaints.append(f"have unknown {_some(extra)}")
+        complaints.append(f"have unknown {some(extra)}")
     if wrong:
-        complaints.append(f"have wrong shapes: {_some(wrong)}")
+        complaints.append(f"have wrong shapes: {some(wrong)}")
     if complaints:
         raise ValueError(f"{where} don't fit the config: they {'; they '.join(complaints)}.")
 
@@ -78,6 +89,7 @@ def save_params(
     *,
     dtype: str = "float32",
     extra: dict[str, Any] | None = None,
+    files: Mapping[str, Path] | None = None,
 ) -> None:
     """Writes a model's weights; what was at `path` before is replaced as a whole (replacing.py).
 
@@ -87,14 +99,18 @@ def save_params(
       params: its parameters, as checkpoints hold them (kernels `[in, out]`).
       dtype: what the weights are stored in; "bfloat16" halves the files.
       extra: more JSON to keep in `config.json`, under "about" (step, scores).
+      files: more files to keep beside it, by the names they get.
 
     Raises:
       ValueError: the parameters don't fit the config.
     """
     check_params(config, params)
     with replacing(path) as partial:
-        stored = jax.tree.map(lambda x: np.asarray(x).astype(jnp.dtype(dtype)), params)
-        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        # As JAX's arrays: Orbax copies the whole of NumPy's before it writes any.
+        stored = jax.tree.map(lambda x: jnp.asarray(x, jnp.dtype(dtype)), params)
+        at_once = 1 + max(x.nbytes for x in jax.tree.leaves(stored)) // 2**30  # GB
+        handler = ocp.PyTreeCheckpointHandler(save_concurrent_gb=at_once)
+        with ocp.Checkpointer(handler) as checkpointer:
             checkpointer.save(partial / _PARAMS, stored)
         # A note that names the directory written to, which is not where the weights will be.
         (partial / _PARAMS / "commit_success.txt").unlink(missing_ok=True)
@@ -102,63 +118,127 @@ def save_params(
         if extra:
             fields["about"] = extra
         (partial / _CONFIG).write_text(json.dumps(fields, indent=2) + "\n", "utf-8")
+        for name, file in (files or {}).items():
+            shutil.copyfile(file, partial / name)
 
 
-def load_config(path: str | os.PathLike[str]) -> T5Config:
-    """Reads the config of a directory that `save_params` wrote.
+def parse_config(file: str | os.PathLike[str]) -> T5Config:
+    """Reads a `config.json`, of `save_params` or of Hugging Face.
 
     Raises:
-      FileNotFoundError: no such directory, or no `config.json` in it.
-      ValueError: `config.json` does not hold a T5Config's fields.
+      FileNotFoundError: there is no such file.
+      ValueError: it does not hold a T5Config's fields, or is another architecture's.
     """
-    path = os.fspath(path)
-    if not os.path.isdir(path):
-        raise FileNotFoundError(f"No checkpoint directory at {path!r}.")
-    file = os.path.join(path, _CONFIG)
-    if not os.path.isfile(file):
-        raise FileNotFoundError(
-            f"{path!r} is not a specdec_jax checkpoint: it has no {_CONFIG} "
-            f"(it holds {_some(sorted(os.listdir(path))) or 'nothing'})."
-        )
+    file = os.fspath(file)
+    fields = _read_json(file)
+    if checkpoints_hf.is_config(fields):
+        return checkpoints_hf.parse_config(fields, file)
     try:
-        with open(file, encoding="utf-8") as f:
-            fields = json.load(f)
         fields.pop("about", None)
         return T5Config(**fields)
     except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{file!r} does not hold a T5Config's fields: {error}.") from error
 
 
+def _read_json(file: str) -> Any:
+    try:
+        with open(file, encoding="utf-8") as f:
+            return json.load(f)
+    except ValueError as error:
+        raise ValueError(f"{file!r} does not hold a T5Config's fields: {error}.") from error
+
+
+def open_checkpoint(path: str | os.PathLike[str], *, config: T5Config | None = None) -> Checkpoint:
+    """Finds out what is at a path and opens it; no array is read yet.
+
+    Args:
+      path: what `load_params` takes.
+      config: the model's, where the checkpoint has none; it goes before one that has.
+
+    Raises:
+      FileNotFoundError: there is no such thing, or it is incomplete.
+      ValueError: it is not readable as such, or the parameters don't fit the config.
+    """
+    path = os.fspath(path)
+    found = _open(path.rstrip("/") or path, config)
+    shapes = nested(
+        {n: jax.ShapeDtypeStruct(a.shape, jnp.float32) for n, a in found.arrays.items()}
+    )
+    check_params(found.config, shapes, f"The parameters in {path!r}")
+    odd = [f"{n} is {a.dtype}" for n, a in found.arrays.items() if a.dtype.kind in "biu"]
+    if odd:
+        raise ValueError(f"{path!r} holds other than floats: {some(odd)}.")
+    return found
+
+
+def _open(path: str, config: T5Config | None) -> Checkpoint:
+    file = os.path.join(path, _CONFIG)
+    if os.path.isfile(file):
+        if not checkpoints_hf.is_config(fields := _read_json(file)):
+            return _open_own(path, config or parse_config(file))
+        theirs, arrays = checkpoints_hf.read(path, fields)
+        return Checkpoint("Hugging Face", config or theirs, arrays)
+    if path.endswith(".safetensors") or os.path.isfile(os.path.join(path, checkpoints_hf.WEIGHTS)):
+        raise FileNotFoundError(
+            f"{path!r} has weights of Hugging Face but no {_CONFIG}: give a directory with both."
+        )
+    if at := checkpoints_t5x.find(path):
+        arrays = checkpoints_t5x.read(at)
+        told = config or checkpoints_t5x.infer_config(arrays, repr(path))
+        return Checkpoint(at.kind, told, arrays)
+    if not path.startswith(checkpoints_t5x.GCS) and not os.path.isdir(path):
+        raise FileNotFoundError(f"No checkpoint at {path!r}.")
+    held = [] if path.startswith(checkpoints_t5x.GCS) else sorted(os.listdir(path))
+    raise FileNotFoundError(
+        f"{path!r} is no checkpoint: expected {_CONFIG} and {_PARAMS}/ (specdec_jax), {_CONFIG} "
+        f"and {checkpoints_hf.WEIGHTS} (Hugging Face), or {checkpoints_t5x.INDEX}, state/ or "
+        f"checkpoint_<step>/ (T5X); it holds {some(held) or 'nothing'}."
+    )
+
+
+def _open_own(path: str, config: T5Config) -> Checkpoint:
+    where = os.path.join(os.path.abspath(path), _PARAMS)
+    if not os.path.isdir(where):
+        raise FileNotFoundError(f"{path!r} is incomplete: it has no {_PARAMS}/.")
+    at = checkpoints_t5x.find(where)
+    if not at:
+        raise ValueError(f"{where!r} is not readable as an Orbax checkpoint.")
+    return Checkpoint("specdec_jax", config, checkpoints_t5x.read(at))
+
+
+def load_config(path: str | os.PathLike[str]) -> T5Config:
+    """The config of a checkpoint: its own, or what its shapes tell; as `load_params` raises."""
+    return open_checkpoint(path).config
+
+
 def load_params(
-    path: str | os.PathLike[str], *, dtype: str | None = "float32"
+    path: str | os.PathLike[str],
+    *,
+    config: T5Config | None = None,
+    dtype: str | None = "float32",
+    shardings: Sharding | Params | None = None,
 ) -> tuple[T5Config, Params]:
     """Reads a model's weights; nothing is written, so `path` may be read-only.
 
+    They are read leaf by leaf, each cast and placed before the next one; with shardings,
+    each device's part by itself. The whole is in memory once.
+
     Args:
-      path: a directory that `save_params` wrote.
+      path: a directory of `save_params`; of T5X, `checkpoint_<step>` or the directory above
+        (of which the latest is taken), legacy or Orbax, local or gs://; an Orbax directory
+        of a T5X tree; or a directory of Hugging Face's `config.json` and safetensors.
+      config: the model's. T5X and Orbax keep none; left out, sizes are told by the shapes,
+        and the activation is 1.0's or 1.1's.
       dtype: what to load the weights as; None keeps what they are stored in.
+      shardings: where to load them: one for all, or a tree like `expected_params(config)`.
 
     Returns:
       The config, and the parameter tree as JAX arrays (kernels `[in, out]`).
 
     Raises:
-      FileNotFoundError: there is no such directory, or it is incomplete.
-      ValueError: it is not readable as such, or the parameters don't fit the config.
+      FileNotFoundError: there is no such thing, or it is incomplete.
+      ValueError: it is not readable as such, or damaged, or the parameters don't fit the
+        config; one sentence, which names the first offenders.
     """
-    config = load_config(path)
-    where = os.path.join(os.path.abspath(os.fspath(path)), _PARAMS)
-    if not os.path.isdir(where):
-        raise FileNotFoundError(f"{os.fspath(path)!r} is incomplete: it has no {_PARAMS}/.")
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-        try:
-            metadata = checkpointer.metadata(where)
-            tree = metadata.item_metadata.tree
-        except Exception as error:
-            raise ValueError(f"{where!r} is not readable as an Orbax checkpoint.") from error
-        check_params(config, tree, f"The parameters in {where!r}")
-        as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
-        try:
-            params = checkpointer.restore(where, restore_args=as_numpy)
-        except Exception as error:  # TensorStore's own, of many lines
-            raise ValueError(f"The weights in {where!r} are damaged or incomplete.") from error
-    return config, jax.tree.map(lambda x: jnp.asarray(x, dtype and jnp.dtype(dtype)), params)
+    found = open_checkpoint(path, config=config)
+    return found.config, place(found.arrays, dtype, shardings)

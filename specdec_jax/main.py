@@ -9,6 +9,7 @@
     specdec train --gin_file=FILE ...       train, configured by gin
     specdec infer --gin_file=FILE ...       decode a file, configured by gin
     specdec train_ngram                     count an n-gram table, which is a draft
+    specdec convert SOURCE OUTPUT           T5X's or Hugging Face's weights as ours
     specdec version
 
 Reads flags and files, and says in one sentence what is wrong with them; what it
@@ -71,6 +72,7 @@ def _build_parser() -> argparse.ArgumentParser:
         help="decode a file, configured by gin: --gin_file=FILE --gin.NAME=VALUE",
         add_help=False,
     )
+    _add_convert(commands)
     commands.add_parser("version", help="print the version")
     return parser
 
@@ -355,6 +357,25 @@ def _train_ngram(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _add_convert(commands: Any) -> None:
+    parser = commands.add_parser(
+        "convert",
+        help="write weights of T5X or Hugging Face as ours",
+        description="Reads a checkpoint of T5X (legacy or Orbax, local or gs://), or a directory "
+        "of Hugging Face's config.json and safetensors, and writes weights as specdec_jax keeps "
+        "them, with the vocabulary where there is one.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("source", metavar="SOURCE", help="the checkpoint")
+    add("output", metavar="OUTPUT", type=Path, help="the directory to write")
+    add("--dtype", choices=("float32", "bfloat16"), default="float32", help="(float32)")
+    add("--config", type=Path, metavar="FILE", help="a config.json, where SOURCE has none")
+    add("--vocabulary", type=Path, metavar="FILE", help="a SentencePiece model to put beside")
+    add("--overwrite", action="store_true", help="replace OUTPUT")
+    parser.set_defaults(run=_convert)
+
+
 def _load(arguments: argparse.Namespace) -> "Pair":
     from specdec_jax import pretrained
 
@@ -421,6 +442,14 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         ]
         text = json.dumps(figures, ensure_ascii=False, indent=1)
         Path(arguments.output).write_text(f"{text}\n", "utf-8")
+    return 0
+
+
+def _convert(arguments: argparse.Namespace) -> int:
+    from specdec_jax import conversion
+
+    given = {k: v for k, v in vars(arguments).items() if k not in ("command", "run")}
+    conversion.convert(**given)
     return 0
 
 

@@ -3,7 +3,7 @@
 <pair>/target/        weights, as `checkpoints.save_params` writes them
 <pair>/draft/         weights
 <pair>/ngram/         an n-gram table of the vocabulary, for drafts `unigram` and `bigram`; optional
-<pair>/spiece.model   the vocabulary of both
+<pair>/spiece.model   the vocabulary of both; or in target/, where `specdec convert` puts it
 <pair>/MODEL_CARD.md  what it can do and what it can't, and where it comes from
 """
 
@@ -71,7 +71,7 @@ def load(
     """
     path = _find(name)
     target, target_params = _load_model(path / "target")
-    vocabulary = Vocabulary(path / "spiece.model")
+    vocabulary = Vocabulary(_find_vocabulary(path))
     drafter, draft_params = _load_draft(
         "model" if draft is None else os.fspath(draft), path, target, target_params
     )
@@ -144,7 +144,7 @@ def fingerprint(
     except FileNotFoundError:
         return ""
     digest = hashlib.sha256()
-    for root in (*roots, path / "spiece.model"):
+    for root in (*roots, _find_vocabulary(path)):
         files = [root] if root.is_file() else sorted(f for f in root.rglob("*") if f.is_file())
         for file in files:
             content = hashlib.sha256(file.read_bytes()).hexdigest()
@@ -218,6 +218,11 @@ def _find(name: str | os.PathLike[str]) -> Path:
     near = difflib.get_close_matches(os.fspath(name), names, n=3, cutoff=0.4) or names
     hint = f"; did you mean {' or '.join(near)}?" if near else "; none ships with this package."
     raise FileNotFoundError(f"There is no pair and no directory {os.fspath(name)!r}{hint}")
+
+
+def _find_vocabulary(path: Path) -> Path:
+    own, converted = path / "spiece.model", path / "target" / "spiece.model"
+    return own if own.is_file() or not converted.is_file() else converted
 
 
 def _find_draft(draft: str | os.PathLike[str]) -> Path:

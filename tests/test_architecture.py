@@ -10,9 +10,10 @@ ROOT = Path(specdec_jax.__file__).parent
 FLOORS = [
     {"analysis", "errors", "gamma", "replacing", "resources", "restoration", "sampling"},
     {"extras", "types", "layers", "vocabulary"},
-    {"metrics", "ngram", "verification", "t5", "data", "optimization"},
-    {"drafters.model", "drafters.prompt_lookup", "model", "checkpoints", "train_step"},
-    {"arguments", "drafters.early_exit", "training_run"},
+    {"metrics", "ngram", "verification", "t5", "data", "optimization", "stored"},
+    {"checkpoints_hf", "checkpoints_t5x", "drafters.model", "drafters.prompt_lookup", "model"},
+    {"checkpoints", "train_step"},
+    {"arguments", "conversion", "drafters.early_exit", "training_run"},
     {"beam", "decoding", "pretrained", "train"},
     {"", "costs", "trace"},  # "" is the package itself
     {"generate", "gin_jobs", "terminal"},
