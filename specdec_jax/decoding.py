@@ -414,24 +414,24 @@ def _speculative_decode(
     def pass_over(state: DecodeState) -> DecodeState:
         return plain_step(target, target_params, state, **rest)[0]
 
-    def read() -> Any:
-        return start_draft(drafter, draft_params, inputs, state, gamma=gamma, rule=rule)
-
-    state = _start_rows(
-        target, target_params, inputs, keys, gamma=gamma, rule=rule, max_new_tokens=max_new_tokens
+    state = speculative_init(
+        target,
+        target_params,
+        drafter,
+        draft_params,
+        inputs,
+        keys,
+        gamma=gamma,
+        rule=rule,
+        max_new_tokens=max_new_tokens,
     )
     if 0 not in gamma.widths:
-        state = jax.lax.while_loop(unfinished, guess, state._replace(draft_state=read()))
-        return decode_result(state, max_new_tokens, rule.num_drafts)
-
-    # Rounds with guesses while a row wants any; then plain ones to the end, in a loop of
-    # their own, which costs what plain decoding does. A draft that is not asked reads nothing.
-    def read_nothing() -> Any:
-        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(read))
-
-    draft_state = jax.lax.cond(wants_guesses(state), read, read_nothing)
-    state = jax.lax.while_loop(wants_guesses, guess, state._replace(draft_state=draft_state))
-    state = jax.lax.while_loop(unfinished, pass_over, state)
+        state = jax.lax.while_loop(unfinished, guess, state)
+    else:
+        # Rounds with guesses while a row wants any; then plain ones to the end, in a loop of
+        # their own, which costs what plain decoding does.
+        state = jax.lax.while_loop(wants_guesses, guess, state)
+        state = jax.lax.while_loop(unfinished, pass_over, state)
     return decode_result(state, max_new_tokens, rule.num_drafts)
 
 
@@ -514,21 +514,40 @@ def speculative_decode(
     """
     gamma = check_gamma(gamma)
     inputs, keys = check_speculative(target, drafter, inputs, key, max_new_tokens, sampling, eos_id)
+    rest: dict[str, Any] = {
+        "max_new_tokens": max_new_tokens, "sampling": sampling, "rule": rule, "eos_id": eos_id,
+    }  # fmt: skip
+    if rule.num_drafts == 1 and _never_guesses(gamma, len(inputs)):
+        result = _autoregressive_decode(target, target_params, inputs, keys, **rest)
+        none = _no_guesses(len(inputs), gamma.widths[-1])
+        return checked(result._replace(drafted=none, examined=none, accepted=none))
     return checked(
         _speculative_decode(
-            target,
-            target_params,
-            drafter,
-            draft_params,
-            inputs,
-            keys,
-            gamma=gamma,
-            max_new_tokens=max_new_tokens,
-            sampling=sampling,
-            rule=rule,
-            eos_id=eos_id,
+            target, target_params, drafter, draft_params, inputs, keys, gamma=gamma, **rest
         )
     )
+
+
+def _never_guesses(gamma: GammaPolicy, rows: int) -> bool:
+    """Whether no row wants a guess now, and so none ever: who does not guess learns nothing.
+
+    Plain decoding then runs as its own program, free of what guessing would have needed.
+    """
+    if 0 not in gamma.widths or any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(gamma)):
+        return False
+    with jax.ensure_compile_time_eval():
+        return not _wants_guesses(gamma, rows)
+
+
+@functools.cache
+def _no_guesses(rows: int, gamma: int) -> Array:
+    with jax.ensure_compile_time_eval():
+        return jnp.zeros((rows, gamma), jnp.int32)
+
+
+@functools.partial(jax.jit, static_argnames="rows")
+def _wants_guesses(gamma: GammaPolicy, rows: int) -> Array:
+    return jnp.any(gamma.budget(gamma.init(rows)).guesses > 0)
 
 
 def autoregressive_decode(

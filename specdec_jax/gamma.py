@@ -156,6 +156,7 @@ class _Seen(NamedTuple):
 
     examined: Array  # float32[R]
     accepted: Array  # float32[R]
+    choice: Array  # int32[R], the gamma that follows from it
 
 
 @jax.tree_util.register_dataclass
@@ -177,8 +178,10 @@ class AdaptiveGamma:
       examined: guesses that were judged before, in other decodes; see `after`.
       accepted: how many of them stood.
       prior: the acceptance rate where nothing was seen.
-      weight: how many judged guesses that is worth.
+      weight: how many judged guesses that is worth; with fewer than half it alone counts.
       memory: how much of what was seen is kept from one round to the next.
+      margin: how many times plain decoding's gain guesses must promise: the draft has to
+        read the source first.
     """
 
     costs: Any
@@ -188,6 +191,7 @@ class AdaptiveGamma:
     prior: float = dataclasses.field(default=0.9, metadata=_STATIC)
     weight: float = dataclasses.field(default=8.0, metadata=_STATIC)
     memory: float = dataclasses.field(default=0.9, metadata=_STATIC)
+    margin: float = dataclasses.field(default=1.05, metadata=_STATIC)
 
     def __post_init__(self) -> None:
         check_widths(self.choices)
@@ -206,24 +210,38 @@ class AdaptiveGamma:
 
     def init(self, rows: int) -> _Seen:
         """See `GammaPolicy`."""
-        return _Seen(
-            jnp.full((rows,), self.examined, jnp.float32),
-            jnp.full((rows,), self.accepted, jnp.float32),
+        examined, accepted = (
+            jnp.full((rows,), x, jnp.float32) for x in (self.examined, self.accepted)
         )
+        return _Seen(examined, accepted, self._choose(examined, accepted))
 
     def budget(self, state: _Seen) -> Budget:
         """See `GammaPolicy`."""
-        beta = (state.accepted + self.prior * self.weight) / (state.examined + self.weight)
-        powers = beta[:, None] ** jnp.arange(self.choices[-1] + 1)
-        expected = jnp.cumsum(powers, axis=1)[:, jnp.asarray(self.choices)]
-        gain = expected / jnp.asarray(self.costs, jnp.float32)
-        best = jnp.argmax(gain, axis=1)
-        # Who knows little tries with few guesses: the first gamma that beats the ones below.
-        least = jnp.argmax(gain > gain[:, :1], axis=1)
-        best = jnp.where(state.examined < self.weight, jnp.minimum(best, least), best)
-        return Budget(jnp.asarray(self.choices, jnp.int32)[best])
+        return Budget(state.choice)
 
     def update(self, state: _Seen, examined: Array, accepted: Array) -> _Seen:
         """See `GammaPolicy`."""
         kept = jnp.where(examined > 0, self.memory, 1.0)  # who did not guess learns nothing
-        return _Seen(kept * state.examined + examined, kept * state.accepted + accepted)
+        examined, accepted = kept * state.examined + examined, kept * state.accepted + accepted
+        return _Seen(examined, accepted, self._choose(examined, accepted))
+
+    def _choose(self, examined: Array, accepted: Array) -> Array:
+        """float32[R] each -> int32[R], the gamma of the next round.
+
+        Unrolled over the choices, so that XLA makes one kernel of it.
+        """
+        little = examined < self.weight / 2
+        beta = (accepted + self.prior * self.weight) / (examined + self.weight)
+        beta = jnp.where(little, self.prior, beta)  # one refusal is no reason to give up
+        costs = jnp.asarray(self.costs, jnp.float32)
+        best = least = jnp.full(beta.shape, self.choices[0], jnp.int32)
+        gain = first = jnp.zeros_like(beta)
+        for place, gamma in enumerate(self.choices):
+            expected = sum((beta**k for k in range(1, gamma + 1)), jnp.ones_like(beta))  # Eq. 1
+            this = expected / costs[place] * (1.0 if gamma else self.margin)
+            first = first if place else this
+            # Who knows little tries with few guesses: the first gamma that beats the ones below.
+            least = jnp.where((least == self.choices[0]) & (this > first), gamma, least)
+            best = jnp.where(this > gain, gamma, best)
+            gain = jnp.maximum(this, gain)
+        return jnp.where(little, jnp.minimum(best, least), best)

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import functools
+import random
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -73,7 +74,7 @@ def compare_gammas(
       progress: is told of each sentence that is done.
     """
     check_lengths(pair, [row["inputs"] for row in rows], settings)
-    found = []
+    found, shuffle = [], random.Random(settings.seed)
     for task in dict.fromkeys(row["task"] for row in rows):
         tallies: dict[str, _Tally] = collections.defaultdict(_Tally)
         adaptive = dataclasses.replace(settings, gamma="auto")
@@ -82,7 +83,9 @@ def compare_gammas(
             adaptive = settle(pair, batch, adaptive)
             ways = _ways(pair, batch, settings, adaptive.gamma)
             results = {name: way() for name, way in ways.items()}  # compiles, too
-            runs = [{name: timed(way)[1] for name, way in ways.items()} for _ in range(repeats)]
+            # In another order each time: a run is faster after one of its own kind.
+            orders = [shuffle.sample(list(ways), len(ways)) for _ in range(repeats)]
+            runs = [{name: timed(ways[name])[1] for name in order} for order in orders]
             for name, result in results.items():
                 tallies[name].add(result, statistics.median(run[name] for run in runs))
             adaptive = learn(adaptive, results[ADAPTIVE])

@@ -110,9 +110,7 @@ class Partition:
 
         return jax.tree_util.tree_map_with_path(sharding, params)
 
-    def _dividing(
-        self, axes: tuple[str, ...], shape: tuple[int, ...], name: str
-    ) -> PartitionSpec:
+    def _dividing(self, axes: tuple[str, ...], shape: tuple[int, ...], name: str) -> PartitionSpec:
         spec = list(self.spec(axes))
         for i, (axis, over, size) in enumerate(zip(axes, spec, shape, strict=True)):
             if over is None or size % self.mesh.shape[over] == 0:
