@@ -10,12 +10,12 @@ ROOT = Path(specdec_jax.__file__).parent
 FLOORS = [
     {"analysis", "errors", "gamma", "replacing", "resources", "restoration", "sampling"},
     {"extras", "types", "layers", "vocabulary"},
-    {"metrics", "ngram", "verification", "t5", "data", "optimization", "stored"},
+    {"metrics", "ngram", "sharding", "verification", "t5", "data", "optimization", "stored"},
     {"checkpoints_hf", "checkpoints_t5x", "drafters.model", "drafters.prompt_lookup", "model"},
     {"checkpoints", "train_step"},
     {"arguments", "conversion", "drafters.early_exit", "training_run"},
     {"beam", "decoding", "pretrained", "train"},
-    {"", "costs", "trace"},  # "" is the package itself
+    {"", "costs", "partitioning", "trace"},  # "" is the package itself
     {"generate", "gin_jobs", "terminal"},
     {"batch_job", "evaluation", "rule_table", "speed"},
     {"demo", "draft_table", "gamma_table", "ngram_training", "text_run"},
