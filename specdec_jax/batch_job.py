@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,32 +25,9 @@ _LINE_BREAKS = {ord(c): f"\\u{ord(c):04x}" for c in "\x85\u2028\u2029"}
 _OVERWRITES = "begun with --overwrite"  # in the job file
 
 
-def split_lines(data: bytes) -> tuple[list[str], list[int]]:
-    r"""Splits a file into lines, at \n or \r\n and nowhere else.
-
-    Bytes that are not UTF-8 are replaced with U+FFFD; a byte order mark is dropped.
-
-    Returns:
-      The lines, and the numbers (from 1) of those that were not UTF-8.
-    """
-    data = data.removeprefix(b"\xef\xbb\xbf")
-    rows = data.split(b"\n")
-    if not rows[-1]:
-        rows.pop()  # what follows the last newline is no line
-    lines, invalid = [], []
-    for number, row in enumerate(rows, 1):
-        row = row.removesuffix(b"\r")
-        try:
-            lines.append(row.decode())
-        except UnicodeDecodeError:
-            lines.append(row.decode(errors="replace"))
-            invalid.append(number)
-    return lines, invalid
-
-
-def to_row(generation: Generation) -> bytes:
-    """A generation as one line of JSON."""
-    text = json.dumps(generation.as_json(), ensure_ascii=False).translate(_LINE_BREAKS)
+def to_row(row: dict[str, Any]) -> bytes:
+    """A row as one line of JSON."""
+    text = json.dumps(row, ensure_ascii=False).translate(_LINE_BREAKS)
     return text.encode() + b"\n"
 
 
@@ -66,21 +43,23 @@ class BatchJob:
     def __init__(
         self,
         output: str | os.PathLike[str],
-        lines: Sequence[str],
+        inputs: Sequence[Any],
         settings: dict[str, Any],
         *,
         batch_size: int,
         overwrite: bool = False,
+        as_json: Callable[[Generation], dict[str, Any]] = Generation.as_json,
     ):
         """Opens the output; goes on with what an interrupted run has left.
 
         Args:
           output: the file to make.
-          lines: all lines of the input.
+          inputs: what each row has under "inputs": its line, or more, as JSON.
           settings: what the rows depend on, as JSON; a rerun must have the same.
           batch_size: a rerun begins with a whole batch, so that its batches are the same.
           overwrite: replace a finished output, and start over what an interrupted run has
             left, unless that was this very job, with `overwrite` too.
+          as_json: what becomes of a generation, but for its inputs.
 
         Raises:
           UserError: the output exists or is no regular file, or was begun with other
@@ -89,9 +68,9 @@ class BatchJob:
         self._output = Path(output)
         self._partial = Path(f"{self._output}.partial")
         self._job = Path(f"{self._output}.partial.job")
-        self._lines, self.finished = lines, False
+        self._inputs, self._as_json, self.finished = inputs, as_json, False
         self._check_output(overwrite)
-        digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+        digest = hashlib.sha256(json.dumps(list(inputs)).encode()).hexdigest()
         job = {**settings, "input": digest}
         self._file = self._open_locked()
         try:
@@ -158,12 +137,12 @@ class BatchJob:
         """Cuts the partial file after its last whole batch; returns its number of rows."""
         self._file.seek(0)
         ends = [0]
-        for row, line in zip(self._file, self._lines, strict=False):
-            if not _is_row_of(row, line):
+        for row, inputs in zip(self._file, self._inputs, strict=False):
+            if not _is_row_of(row, inputs):
                 break
             ends.append(ends[-1] + len(row))
         rows = len(ends) - 1
-        if rows < len(self._lines):
+        if rows < len(self._inputs):
             rows -= rows % batch_size
         self._file.truncate(ends[rows])
         return rows
@@ -180,10 +159,14 @@ class BatchJob:
     def write(self, batches: Iterable[list[Generation]]) -> Iterator[list[Generation]]:
         """Writes batches as they come, passes them on, and finishes the file."""
         for batch in batches:
-            self._file.write(b"".join(map(to_row, batch)))
+            inputs = self._inputs[self.done : self.done + len(batch)]
+            rows = zip(batch, inputs, strict=True)
+            self._file.write(
+                b"".join(to_row(self._as_json(row) | {"inputs": shown}) for row, shown in rows)
+            )
             self._file.flush()
             self.done += len(batch)
-            if self.done == len(self._lines):  # what else the batches' maker does can wait
+            if self.done == len(self._inputs):  # what else the batches' maker does can wait
                 self._finish()
             yield batch
         if not self.finished:
@@ -196,10 +179,10 @@ class BatchJob:
         self.finished = True
 
 
-def _is_row_of(row: bytes, line: str) -> bool:
+def _is_row_of(row: bytes, inputs: Any) -> bool:
     if not row.endswith(b"\n"):
         return False
     try:
-        return json.loads(row)["inputs"] == line
+        return bool(json.loads(row)["inputs"] == inputs)
     except (ValueError, LookupError, TypeError):
         return False

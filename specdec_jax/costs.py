@@ -22,7 +22,7 @@ from jax import Array
 from specdec_jax.decoding import autoregressive_decode, speculative_decode
 from specdec_jax.gamma import AdaptiveGamma, Budget
 from specdec_jax.sampling import Sampling
-from specdec_jax.types import DecodeResult, Drafter, Model, Params, VerifyRule
+from specdec_jax.types import DecodeResult, Drafter, Model, Params, Partitioner, VerifyRule
 from specdec_jax.verification import ExactRule
 
 REPEATS = 7  # timed runs of each kind, in turn; their median counts
@@ -116,6 +116,7 @@ def measured_gamma(
     max_new_tokens: int,
     sampling: Sampling,
     rule: VerifyRule = ExactRule(),
+    partitioner: Partitioner | None = None,
 ) -> AdaptiveGamma:
     """The adaptive policy for where it runs, its costs measured in the program it will run.
 
@@ -127,12 +128,14 @@ def measured_gamma(
       max_new_tokens: N.
       sampling: temperature, top-k, top-p.
       rule: what to accept.
+      partitioner: where it runs; None: on one device.
     """
+    decode = partitioner.speculative_decode if partitioner else speculative_decode
 
     def always(place: int) -> Callable[[], DecodeResult]:
         only = [1.0 if other == place else float("inf") for other in range(len(choices))]
         policy = AdaptiveGamma(jnp.asarray(only), tuple(choices))
-        return lambda: speculative_decode(
+        return lambda: decode(
             *models,
             inputs,
             key,
@@ -143,7 +146,8 @@ def measured_gamma(
         )
 
     runs = [always(place) for place in range(len(choices))]
-    rounds = _time_rounds(models, inputs, max_new_tokens + choices[-1] + 1, runs)
+    share = inputs[: -(-len(inputs) // (partitioner.groups if partitioner else 1))]  # of a device
+    rounds = _time_rounds(models, share, max_new_tokens + choices[-1] + 1, runs)
     costs = [each.seconds / rounds[0].seconds for each in rounds]
     return AdaptiveGamma(jnp.asarray(costs), tuple(choices))
 

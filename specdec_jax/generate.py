@@ -236,7 +236,31 @@ def generate(
       decode_with: decodes a batch, in place of `decode`.
     """
     check_lengths(pair, lines, settings)
-    for batch in batches(pair, lines, settings, first=first):
+    yield from decode_lines(
+        pair, lines, settings, first=first, numbers=range(len(lines)), decode_with=decode_with
+    )
+
+
+def decode_lines(
+    pair: Pair,
+    lines: Sequence[str],
+    settings: Settings,
+    *,
+    first: int = 0,
+    numbers: Sequence[int],
+    decode_with: Callable[[Batch, Settings], DecodeResult] | None = None,
+) -> Iterator[list[Generation]]:
+    """As `generate`, of lines whose lengths were checked.
+
+    Args:
+      pair: target, draft and vocabulary.
+      lines: the lines.
+      settings: how.
+      first: the line to begin with.
+      numbers: the lines' own numbers in a larger whole; a line's sampling depends on it.
+      decode_with: decodes a batch, in place of `decode`.
+    """
+    for batch in batches(pair, lines, settings, first=first, numbers=numbers):
         result = None
         if any(batch.has_text):
             settings = settle(pair, batch, settings)
@@ -256,6 +280,7 @@ def settle(pair: Pair, batch: Batch, settings: Settings) -> Settings:
         max_new_tokens=settings.max_new_tokens,
         sampling=settings.sampling,
         rule=settings.verify_rule(),
+        partitioner=pair.partitioner,
     )
     return dataclasses.replace(settings, gamma=policy)
 
@@ -295,9 +320,15 @@ def check_lengths(pair: Pair, lines: Sequence[str], settings: Settings) -> None:
 
 
 def batches(
-    pair: Pair, lines: Sequence[str], settings: Settings, *, first: int = 0
+    pair: Pair,
+    lines: Sequence[str],
+    settings: Settings,
+    *,
+    first: int = 0,
+    numbers: Sequence[int] | None = None,
 ) -> Iterator[Batch]:
-    """The lines from `first` on, encoded, `batch_size` at a time."""
+    """The lines from `first` on, encoded, `batch_size` at a time; see `decode_lines`."""
+    numbers = range(len(lines)) if numbers is None else numbers
     key = jax.random.key(settings.seed)
     size = min(settings.batch_size, len(lines))
     for start in range(first, len(lines), settings.batch_size):
@@ -312,8 +343,8 @@ def batches(
             inputs = encode_sources(
                 pair.vocabulary, [settings.source(some[i]) for i in rows], settings.input_length
             )
-        numbers = jnp.asarray([start + i for i in rows])
-        keys = jax.vmap(lambda number: jax.random.fold_in(key, number))(numbers)
+        own = jnp.asarray([numbers[start + i] for i in rows])
+        keys = jax.vmap(lambda number: jax.random.fold_in(key, number))(own)
         yield Batch(some, has_text, jnp.asarray(_to_bucket(inputs)), keys)
 
 
@@ -347,7 +378,8 @@ def decode(pair: Pair, batch: Batch, settings: Settings) -> DecodeResult:
                 max_new_tokens=settings.max_new_tokens,
             )
         )
-    return speculative_decode(
+    where = pair.partitioner
+    return (where.speculative_decode if where else speculative_decode)(
         *decoders(pair),
         batch.inputs,
         batch.keys,
@@ -388,7 +420,8 @@ def decode_plain(pair: Pair, batch: Batch, settings: Settings) -> DecodeResult:
                 max_new_tokens=settings.max_new_tokens,
             )
         )
-    return autoregressive_decode(
+    where = pair.partitioner
+    return (where.autoregressive_decode if where else autoregressive_decode)(
         pair.target,
         pair.target_params,
         batch.inputs,

@@ -3,12 +3,16 @@
 --gin_file=FILE           may be repeated; later files override earlier ones
 --gin.NAME=VALUE          a binding; text needs quotes of its own: --gin.RUN_DIR='"runs/a"'
 --gin_search_paths=A,B    directories looked through before the shipped ones
+
+Several processes: --multiprocess_gpu, and where they don't find one another by themselves
+--coordinator_address=HOST:PORT --process_count=N --process_index=I
 """
 
 import dataclasses
 import difflib
 import inspect
 import logging as python_logging
+import os
 import re
 import tokenize
 from collections.abc import Callable, Sequence
@@ -16,8 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import gin
+import jax
 from absl import logging
 
+from specdec_jax import partitioning
 from specdec_jax.errors import UserError
 from specdec_jax.resources import gin_search_paths
 
@@ -35,13 +41,25 @@ class GinFlags:
     files: tuple[str, ...]
     bindings: tuple[str, ...]
     search_paths: tuple[str, ...]
+    processes: dict[str, Any] = dataclasses.field(default_factory=dict)  # of `initialize`
+
+
+_PROCESSES: dict[str, Callable[[str], Any]] = {
+    "coordinator_address": str,
+    "process_count": int,
+    "process_index": int,
+}
 
 
 def parse_flags(arguments: Sequence[str]) -> GinFlags:
     """Reads T5X's gin flags; anything else is an error."""
     files, bindings, paths = [], [], []
+    processes: dict[str, Any] = {}
     for argument in arguments:
         name, equals, value = argument.removeprefix("-").removeprefix("-").partition("=")
+        if argument.startswith("-") and name == "multiprocess_gpu":
+            processes["multiprocess"] = value.lower() not in ("false", "0")
+            continue
         if not argument.startswith("-") or not equals:
             raise UserError(
                 f"Not a gin flag: {argument!r}; write --gin_file=FILE or --gin.NAME=VALUE."
@@ -54,13 +72,18 @@ def parse_flags(arguments: Sequence[str]) -> GinFlags:
             bindings.append(value)
         elif name.startswith("gin."):
             bindings.append(f"{name.removeprefix('gin.')} = {value}")
+        elif name in _PROCESSES:
+            try:
+                processes[name] = _PROCESSES[name](value)
+            except ValueError as error:
+                raise UserError(f"--{name} must be a whole number, not {value!r}.") from error
         else:
             raise UserError(
                 f"Unknown flag --{name}; there are --gin_file, --gin.NAME and --gin_search_paths."
             )
     if not files:
         raise UserError("A job needs at least one --gin_file=FILE, such as runs/train.gin.")
-    return GinFlags(tuple(files), tuple(bindings), tuple(paths))
+    return GinFlags(tuple(files), tuple(bindings), tuple(paths), processes)
 
 
 def configure(flags: GinFlags) -> None:
@@ -135,10 +158,17 @@ def run(function: Callable[..., Any], arguments: Sequence[str]) -> Any:
     Raises:
       UserError: the configuration is wrong, or what the function says is.
     """
-    configure(parse_flags(arguments))
+    flags = parse_flags(arguments)
+    try:
+        partitioning.initialize(**flags.processes)
+    except (ValueError, RuntimeError) as error:
+        raise UserError(_plain(error)) from error
+    configure(flags)
     run_dir = _run_dir()
     run_dir.mkdir(parents=True, exist_ok=True)
     config = run_dir / "config.gin"
+    if jax.process_index():  # the first process writes it for all
+        config = Path(os.devnull)
     before = config.read_text("utf-8") if config.exists() else None
     config.write_text(gin.config_str(), "utf-8")
     try:

@@ -479,7 +479,7 @@ def _infer(arguments: Sequence[str]) -> int:
 
 def _read_lines(arguments: argparse.Namespace) -> list[str]:
     """The sources: of the command line, of a file, or of standard input."""
-    from specdec_jax.batch_job import split_lines
+    from specdec_jax.text_lines import split_lines
 
     if arguments.sentences and arguments.input:
         raise UsageError("Give sentences or --input, not both.")

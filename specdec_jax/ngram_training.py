@@ -4,11 +4,11 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from specdec_jax.batch_job import split_lines
 from specdec_jax.data import read_pairs
 from specdec_jax.errors import UserError
 from specdec_jax.ngram import bits_per_token, count_ngrams, save_ngrams
 from specdec_jax.terminal import progress
+from specdec_jax.text_lines import split_lines
 from specdec_jax.vocabulary import EOS_ID, Vocabulary
 
 _TEXTS = 10_000  # encoded at a time

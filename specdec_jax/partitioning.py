@@ -10,16 +10,18 @@ Both take any batch: rows are added until the devices can share them, and taken 
 Several processes (`initialize`) each decode rows of their own on their own devices.
 """
 
+import dataclasses
 import functools
 import os
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from specdec_jax import pretrained
 from specdec_jax.arguments import (
     check_gamma,
     check_plain,
@@ -33,36 +35,10 @@ from specdec_jax.decoding import (
 )
 from specdec_jax.gamma import GammaPolicy
 from specdec_jax.sampling import GREEDY, Sampling
-from specdec_jax.sharding import DATA
+from specdec_jax.sharding import DATA, Partition, make_mesh
 from specdec_jax.types import DecodeResult, Drafter, Model, Params, VerifyRule
 from specdec_jax.verification import ExactRule
 from specdec_jax.vocabulary import EOS_ID
-
-
-class Partitioner(Protocol):
-    """Where decodes run: takes what `decoding`'s functions take, and gives what they give."""
-
-    def speculative_decode(
-        self,
-        target: Model,
-        target_params: Params,
-        drafter: Drafter,
-        draft_params: Params,
-        inputs: Array,
-        key: Array | None = None,
-        **settings: Any,
-    ) -> DecodeResult:
-        """See `decoding.speculative_decode`."""
-
-    def autoregressive_decode(
-        self,
-        target: Model,
-        target_params: Params,
-        inputs: Array,
-        key: Array | None = None,
-        **settings: Any,
-    ) -> DecodeResult:
-        """See `decoding.autoregressive_decode`."""
 
 
 class _ManyDevices:
@@ -223,6 +199,43 @@ class MeshParallel(_ManyDevices):
         *whole, inputs, keys = arrays
         rows = NamedSharding(self.mesh, PartitionSpec(DATA))
         return decode(*whole, *jax.device_put((inputs, keys), rows), **static)
+
+
+def load_pair(
+    name: str | os.PathLike[str] = pretrained.DEFAULT,
+    *,
+    draft: str | os.PathLike[str] | None = None,
+    model_parallel: int = 1,
+    devices: Sequence[jax.Device] | None = None,
+) -> pretrained.Pair:
+    """`pretrained.load` onto several devices; the pair's decodes run there.
+
+    Args:
+      name: the pair.
+      draft: another draft than its own.
+      model_parallel: how many devices hold one target together; 1: each holds it all.
+      devices: default, all of this process.
+
+    Raises:
+      ValueError, FileNotFoundError: as `pretrained.load`; or the devices don't divide.
+    """
+    mesh = make_mesh(model_parallel, devices)
+    if mesh.size == 1:
+        return pretrained.load(name, draft=draft)
+    if model_parallel == 1:
+        parallel = DataParallel(tuple(mesh.devices.flat))
+        pair = pretrained.load(name, draft=draft)
+        params = parallel.replicate((pair.target_params, pair.draft_params))
+        return dataclasses.replace(
+            pair, target_params=params[0], draft_params=params[1], partitioner=parallel
+        )
+    pair = pretrained.load(name, draft=draft, partition=Partition(mesh))
+    whole = NamedSharding(mesh, PartitionSpec())  # where tables and what lies on no mesh go
+    draft_params = jax.tree.map(
+        lambda x: x if isinstance(x.sharding, NamedSharding) else jax.device_put(x, whole),
+        pair.draft_params,
+    )
+    return dataclasses.replace(pair, draft_params=draft_params, partitioner=MeshParallel(mesh))
 
 
 def initialize(

@@ -15,14 +15,15 @@ import os
 from pathlib import Path
 from typing import Any
 
-from specdec_jax.checkpoints import load_params
+from specdec_jax.checkpoints import expected_params, load_config, load_params
 from specdec_jax.drafters.early_exit import EarlyExitDrafter
 from specdec_jax.drafters.model import ModelDrafter
 from specdec_jax.drafters.prompt_lookup import LookupDrafter
 from specdec_jax.model import T5Model, t5_model
 from specdec_jax.ngram import is_ngrams, load_ngrams
 from specdec_jax.resources import ASSETS
-from specdec_jax.types import Drafter, Params
+from specdec_jax.sharding import Partition
+from specdec_jax.types import Drafter, Params, Partitioner
 from specdec_jax.vocabulary import Vocabulary
 
 DEFAULT = "debian"
@@ -40,6 +41,7 @@ class Pair:
       draft_params: its parameters.
       vocabulary: of both.
       card: the model card, Markdown; empty where there is none.
+      partitioner: the devices that it decodes on, where its parameters lie; None: one.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Pair:
     draft_params: Params
     vocabulary: Vocabulary
     card: str
+    partitioner: Partitioner | None = None
 
 
 def available() -> list[str]:
@@ -57,20 +60,25 @@ def available() -> list[str]:
 
 
 def load(
-    name: str | os.PathLike[str] = DEFAULT, *, draft: str | os.PathLike[str] | None = None
+    name: str | os.PathLike[str] = DEFAULT,
+    *,
+    draft: str | os.PathLike[str] | None = None,
+    partition: Partition | None = None,
 ) -> Pair:
     """Loads a pair by its name, or from a directory.
 
     Args:
       name: one of `available()`, or a directory in the layout above.
       draft: another draft than the pair's own, `DRAFTS`. It must share the vocabulary.
+      partition: how the target lies on a mesh, each of whose devices gets the whole draft;
+        None: one device. `partitioning.load_pair` gives the decodes too.
 
     Raises:
       FileNotFoundError: no such pair, or files of it are missing; near names are named.
       ValueError: a file is not what it should be, or the vocabulary is not the model's.
     """
     path = _find(name)
-    target, target_params = _load_model(path / "target")
+    target, target_params = _load_model(path / "target", partition)
     vocabulary = Vocabulary(_find_vocabulary(path))
     drafter, draft_params = _load_draft(
         "model" if draft is None else os.fspath(draft), path, target, target_params
@@ -125,7 +133,8 @@ def _load_draft(
     path = pair / "draft" if draft == "model" else _find_draft(draft)
     if is_ngrams(path):
         return _ngrams(path)
-    model, params = _load_model(path)
+    on = target.partition
+    model, params = _load_model(path, dataclasses.replace(on, split=False) if on else None)
     return ModelDrafter(model), params
 
 
@@ -197,9 +206,12 @@ def _row(line: bytes, where: str) -> dict[str, Any]:
     return row
 
 
-def _load_model(path: Path) -> tuple[T5Model, Params]:
-    config, params = load_params(path)
-    model = t5_model(config)
+def _load_model(path: Path, partition: Partition | None) -> tuple[T5Model, Params]:
+    shardings = None
+    if partition is not None:
+        shardings = partition.param_shardings(expected_params(load_config(path)))
+    config, params = load_params(path, shardings=shardings)
+    model = t5_model(config, partition)
     return model, model.prepare(params)
 
 

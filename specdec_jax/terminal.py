@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Console
@@ -85,3 +86,62 @@ def progress(total: int, done: int, *, shown: bool = True) -> Iterator[Callable[
 def waiting(what: str) -> contextlib.AbstractContextManager[object]:
     """A spinner on standard error while something takes its time, if that is a terminal."""
     return Console(stderr=True).status(what) if sys.stderr.isatty() else contextlib.nullcontext()
+
+
+class JobProgress(contextlib.AbstractContextManager["JobProgress"]):
+    """How far a long job is: rows/s, tokens/s, alpha and time left.
+
+    A bar on standard error, if that is a terminal; else a line now and then.
+    """
+
+    EVERY = 30.0  # seconds between two lines
+
+    def __init__(self, total: int):
+        """`total` rows are to be decoded, or passed over."""
+        self._total, self._done, self._skipped = total, 0, 0
+        self._tokens = self._examined = self._accepted = 0
+        self._start = self._said = time.monotonic()
+        self._bar: Progress | None = None
+        if sys.stderr.isatty():
+            columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+            self._bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True))
+            self._row = self._bar.add_task("", total=total)
+
+    def __enter__(self) -> "JobProgress":
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def skip(self, rows: int) -> None:
+        """So many rows were there already."""
+        self._skipped += rows
+        self._show()
+
+    def add(self, *, rows: int, tokens: int, examined: int, accepted: int) -> None:
+        """A batch is done."""
+        self._done += rows
+        self._tokens += tokens
+        self._examined += examined
+        self._accepted += accepted
+        self._show()
+
+    def line(self) -> str:
+        """Where it stands, in words."""
+        seconds = max(time.monotonic() - self._start, 1e-9)
+        parts = [f"{self._done / seconds:.1f} rows/s", f"{self._tokens / seconds:.0f} tokens/s"]
+        if self._examined:
+            parts.append(f"alpha {self._accepted / self._examined:.2f}")
+        return ", ".join(parts)
+
+    def _show(self) -> None:
+        completed = self._done + self._skipped
+        if self._bar:
+            self._bar.update(self._row, completed=completed, description=self.line())
+        elif time.monotonic() - self._said >= self.EVERY:
+            self._said = time.monotonic()
+            left = (self._said - self._start) / max(self._done, 1) * (self._total - completed)
+            say(f"{completed} of {self._total} rows, {self.line()}, {left:.0f} s left")

@@ -43,7 +43,9 @@ class TextRun:
         """Prints a prediction a line, or a row of JSON a line."""
         for batch in self._generate(bar=not sys.stdout.isatty()):
             for row in batch:
-                text = to_row(row).decode() if as_json else f"{_one_line(row.prediction)}\n"
+                text = (
+                    to_row(row.as_json()).decode() if as_json else f"{_one_line(row.prediction)}\n"
+                )
                 sys.stdout.write(text)
             sys.stdout.flush()
 

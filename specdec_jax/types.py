@@ -5,6 +5,7 @@ Shapes: B batch, T source length, L buffer, V vocabulary, k tokens per call,
 gamma guesses a round; R rows, m for each source where m drafts guess, else B.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from jax import Array
@@ -222,3 +223,19 @@ class DecodeResult(NamedTuple):
     def tokens_per_call(self) -> Array:
         """float32[], emitted tokens per target call and row (Eq. 1's expectation)."""
         return self.lengths.sum() / self.rounds.sum()
+
+
+class Partitioner(Protocol):
+    """Where decodes run. Takes what `decoding`'s functions take, and gives what they give."""
+
+    @property
+    def groups(self) -> int:
+        """How many devices, or groups of them, share the rows of a batch."""
+
+    @property
+    def speculative_decode(self) -> Callable[..., DecodeResult]:
+        """See `decoding.speculative_decode`."""
+
+    @property
+    def autoregressive_decode(self) -> Callable[..., DecodeResult]:
+        """See `decoding.autoregressive_decode`."""

@@ -32,9 +32,10 @@ from specdec_jax import (
     speculative_decode,
 )
 from specdec_jax.decoding import _speculative_decode
-from specdec_jax.partitioning import DataParallel, MeshParallel, Partitioner, _pmapped, _speculative
+from specdec_jax.partitioning import DataParallel, MeshParallel, _pmapped, _speculative
 from specdec_jax.sharding import DATA, Partition, make_mesh
 from specdec_jax.t5 import T5Config
+from specdec_jax.types import Partitioner
 
 from .conftest import sources, tiny_t5
 

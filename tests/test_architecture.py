@@ -8,14 +8,23 @@ import specdec_jax
 ROOT = Path(specdec_jax.__file__).parent
 
 FLOORS = [
-    {"analysis", "errors", "gamma", "replacing", "resources", "restoration", "sampling"},
-    {"extras", "types", "layers", "vocabulary"},
+    {
+        "analysis",
+        "errors",
+        "gamma",
+        "replacing",
+        "resources",
+        "restoration",
+        "sampling",
+        "text_lines",
+    },
+    {"extras", "text_lines", "types", "layers", "vocabulary"},
     {"metrics", "ngram", "sharding", "verification", "t5", "data", "optimization", "stored"},
     {"checkpoints_hf", "checkpoints_t5x", "drafters.model", "drafters.prompt_lookup", "model"},
     {"checkpoints", "train_step"},
     {"arguments", "conversion", "drafters.early_exit", "training_run"},
     {"beam", "decoding", "pretrained", "train"},
-    {"", "costs", "partitioning", "trace"},  # "" is the package itself
+    {"", "costs", "partitioning", "tasks", "trace"},  # "" is the package itself
     {"generate", "gin_jobs", "terminal"},
     {"batch_job", "evaluation", "rule_table", "speed"},
     {"demo", "draft_table", "gamma_table", "ngram_training", "text_run"},

@@ -6,9 +6,10 @@ import os
 import pytest
 
 from specdec_jax import batch_job
-from specdec_jax.batch_job import BatchJob, split_lines, to_row
+from specdec_jax.batch_job import BatchJob, to_row
 from specdec_jax.errors import UserError
 from specdec_jax.generate import Generation
+from specdec_jax.text_lines import split_lines
 
 LINES = [f"line {i}" for i in range(10)]
 SETTINGS = {"gamma": 3, "model": "m"}
@@ -230,7 +231,7 @@ def test_bytes_that_are_not_utf8_are_replaced_and_told():
 
 def test_a_row_is_one_line_for_every_reader():
     text = "a\u2028b\u2029c\x85d\ne\rf\x0bg\x1ch \U0001f600 ü"
-    row = to_row(Generation(text, text))
+    row = to_row(Generation(text, text).as_json())
     assert len(row.decode().splitlines()) == 1
     assert json.loads(row)["inputs"] == json.loads(row)["prediction"] == text
     assert "ü" in row.decode()

@@ -17,6 +17,7 @@ from tests.tiny_pair import CONFIG, save_pair
 
 GIN = Path(gin_search_paths()[0])
 KINDS = ("drafters", "rules")
+OUTPUT = "lines-infer.jsonl-00000-of-00001"
 FILES = sorted(str(path.relative_to(GIN)) for kind in KINDS for path in GIN.glob(f"{kind}/*.gin"))
 
 
@@ -44,7 +45,7 @@ def infer(pair, tmp_path, *flags):
     return main.run([
         "infer", "--gin_file=gin/runs/infer.gin", *flags, f"--gin.MODEL={str(pair)!r}",
         f"--gin.RUN_DIR={str(tmp_path / 'run')!r}", f"--gin.INPUTS={str(tmp_path / 'lines.txt')!r}",
-        "--gin.generate.Settings.max_new_tokens=8", "--gin.generate.Settings.input_length=32",
+        "--gin.MAX_NEW_TOKENS=8", "--gin.INPUT_LENGTH=32",
     ])  # fmt: skip
 
 
@@ -52,8 +53,9 @@ def infer(pair, tmp_path, *flags):
 def test_every_drafter_and_rule(file, pair, tmp_path):
     gamma = [] if file.endswith(("auto_gamma.gin", "beam.gin")) else ["--gin.GAMMA=2"]
     assert infer(pair, tmp_path, f"--gin_file={file}", *gamma) == 0
-    rows = (tmp_path / "run" / "predictions.jsonl").read_text().splitlines()
-    assert [json.loads(row)["inputs"] for row in rows] == ["The quick", "brown fox"]
+    rows = [json.loads(row) for row in (tmp_path / "run" / OUTPUT).read_text().splitlines()]
+    texts = [row["inputs"]["inputs_pretokenized"] for row in rows]
+    assert texts == ["The quick", "brown fox"]
     config = (tmp_path / "run" / "config.gin").read_text()
     setting = next(line for line in (GIN / file).read_text().splitlines() if " = " in line)
     name, value = setting.split(" = ")
@@ -68,11 +70,11 @@ def test_every_file_opens_with_its_command(file):
 
 def test_a_finished_run_is_not_repeated(pair, tmp_path, capsys):
     assert infer(pair, tmp_path, "--gin.GAMMA=2") == 0
-    before = (tmp_path / "run" / "predictions.jsonl").stat().st_mtime_ns
+    before = (tmp_path / "run" / OUTPUT).stat().st_mtime_ns
     capsys.readouterr()
     assert infer(pair, tmp_path, "--gin.GAMMA=2") == 0
-    assert "complete already" in capsys.readouterr().err
-    assert (tmp_path / "run" / "predictions.jsonl").stat().st_mtime_ns == before
+    assert "1 of 1 shards are complete already" in capsys.readouterr().err
+    assert (tmp_path / "run" / OUTPUT).stat().st_mtime_ns == before
 
 
 @pytest.mark.parametrize(
