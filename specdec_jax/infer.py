@@ -40,6 +40,7 @@ def infer(
     draft: str | None,
     task: Task,
     settings: Settings,
+    dtype: str = "float32",
     num_shards: int | None = None,
     model_parallel: int = 1,
     num_devices: int | None = None,
@@ -52,6 +53,7 @@ def infer(
       draft: another draft, one of `pretrained.DRAFTS`; None is the pair's own.
       task: the examples, and how they are scored.
       settings: how they are decoded; `batch_size` is of all devices of a process together.
+      dtype: of weights and activations, "float32" or "bfloat16".
       num_shards: files of output; None: one for each process.
       model_parallel: how many devices hold one target together (partitioning.py).
       num_devices: of each process; None: all.
@@ -80,6 +82,7 @@ def infer(
         "checkpoint": pretrained.fingerprint(model, draft=draft),
         "task": task.name,
         "examples": hashlib.sha256(json.dumps(examples).encode()).hexdigest(),
+        "dtype": dtype,
         "num_shards": num_shards,
         **{k: v for k, v in dataclasses.asdict(settings).items() if k != "batch_size"},
         "version": __version__,
@@ -96,7 +99,7 @@ def infer(
     if to_do:
         devices = jax.local_devices()[:num_devices]
         pair = partitioning.load_pair(
-            model, draft=draft, model_parallel=model_parallel, devices=devices
+            model, draft=draft, dtype=dtype, model_parallel=model_parallel, devices=devices
         )
         check_lengths(pair, [example.inputs for example in examples], settings)
         rows = [examples[i::num_shards] for i in to_do]

@@ -205,6 +205,7 @@ def load_pair(
     name: str | os.PathLike[str] = pretrained.DEFAULT,
     *,
     draft: str | os.PathLike[str] | None = None,
+    dtype: str = "float32",
     model_parallel: int = 1,
     devices: Sequence[jax.Device] | None = None,
 ) -> pretrained.Pair:
@@ -213,6 +214,7 @@ def load_pair(
     Args:
       name: the pair.
       draft: another draft than its own.
+      dtype: of weights and activations.
       model_parallel: how many devices hold one target together; 1: each holds it all.
       devices: default, all of this process.
 
@@ -221,15 +223,15 @@ def load_pair(
     """
     mesh = make_mesh(model_parallel, devices)
     if mesh.size == 1:
-        return pretrained.load(name, draft=draft)
+        return pretrained.load(name, draft=draft, dtype=dtype)
     if model_parallel == 1:
         parallel = DataParallel(tuple(mesh.devices.flat))
-        pair = pretrained.load(name, draft=draft)
+        pair = pretrained.load(name, draft=draft, dtype=dtype)
         params = parallel.replicate((pair.target_params, pair.draft_params))
         return dataclasses.replace(
             pair, target_params=params[0], draft_params=params[1], partitioner=parallel
         )
-    pair = pretrained.load(name, draft=draft, partition=Partition(mesh))
+    pair = pretrained.load(name, draft=draft, dtype=dtype, partition=Partition(mesh))
     whole = NamedSharding(mesh, PartitionSpec())  # where tables and what lies on no mesh go
     draft_params = jax.tree.map(
         lambda x: x if isinstance(x.sharding, NamedSharding) else jax.device_put(x, whole),

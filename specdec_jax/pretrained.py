@@ -63,6 +63,7 @@ def load(
     name: str | os.PathLike[str] = DEFAULT,
     *,
     draft: str | os.PathLike[str] | None = None,
+    dtype: str = "float32",
     partition: Partition | None = None,
 ) -> Pair:
     """Loads a pair by its name, or from a directory.
@@ -70,6 +71,7 @@ def load(
     Args:
       name: one of `available()`, or a directory in the layout above.
       draft: another draft than the pair's own, `DRAFTS`. It must share the vocabulary.
+      dtype: of weights and activations; "bfloat16" halves the memory, and rounds.
       partition: how the target lies on a mesh, each of whose devices gets the whole draft;
         None: one device. `partitioning.load_pair` gives the decodes too.
 
@@ -78,7 +80,7 @@ def load(
       ValueError: a file is not what it should be, or the vocabulary is not the model's.
     """
     path = _find(name)
-    target, target_params = _load_model(path / "target", partition)
+    target, target_params = _load_model(path / "target", dtype, partition)
     vocabulary = Vocabulary(_find_vocabulary(path))
     drafter, draft_params = _load_draft(
         "model" if draft is None else os.fspath(draft), path, target, target_params
@@ -134,7 +136,8 @@ def _load_draft(
     if is_ngrams(path):
         return _ngrams(path)
     on = target.partition
-    model, params = _load_model(path, dataclasses.replace(on, split=False) if on else None)
+    on = dataclasses.replace(on, split=False) if on else None
+    model, params = _load_model(path, target.config.dtype, on)
     return ModelDrafter(model), params
 
 
@@ -206,12 +209,12 @@ def _row(line: bytes, where: str) -> dict[str, Any]:
     return row
 
 
-def _load_model(path: Path, partition: Partition | None) -> tuple[T5Model, Params]:
+def _load_model(path: Path, dtype: str, partition: Partition | None) -> tuple[T5Model, Params]:
     shardings = None
     if partition is not None:
         shardings = partition.param_shardings(expected_params(load_config(path)))
-    config, params = load_params(path, shardings=shardings)
-    model = t5_model(config, partition)
+    config, params = load_params(path, dtype=dtype, shardings=shardings)
+    model = t5_model(dataclasses.replace(config, dtype=dtype), partition)
     return model, model.prepare(params)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from specdec_jax import seqio_tasks
 from specdec_jax.data import read_pairs
 from specdec_jax.errors import UserError
 from specdec_jax.extras import require
@@ -132,14 +133,17 @@ class SeqioTask:
       task: its name.
       split: of the data.
       max_examples: the first so many; None: all.
-      module: a module to import first, which registers it; "specdec_jax.seqio_tasks" has
-        T5's own.
+      module: a module of the user's to import first, which registers it; None: it is one of
+        `seqio_tasks.NAMES`.
+      vocabulary: for those, the path of a SentencePiece model; None: that of T5's public
+        checkpoints. Only texts are read here, but seqio cuts them all the same.
     """
 
     task: str
     split: str = "validation"
     max_examples: int | None = None
-    module: str | None = "specdec_jax.seqio_tasks"
+    module: str | None = None
+    vocabulary: str | None = None
 
     @property
     def name(self) -> str:
@@ -148,7 +152,9 @@ class SeqioTask:
 
     def _provider(self) -> Any:
         seqio = require("seqio", extra="seqio")
-        if self.module:
+        if self.module is None:
+            seqio_tasks.register(self.vocabulary)
+        else:
             try:
                 importlib.import_module(self.module)
             except ModuleNotFoundError as error:
@@ -162,10 +168,13 @@ class SeqioTask:
             raise UserError(
                 f"seqio knows no task {self.task!r}; it knows {', '.join(sorted(known)) or 'none'}."
             ) from error
-        if self.split not in provider.splits:
+        try:
+            splits = provider.splits
+        except ValueError:  # TFDS can't say before the data are there
+            splits = ()
+        if splits and self.split not in splits:
             raise UserError(
-                f"The task {self.task} has no split {self.split!r}; it has "
-                f"{', '.join(provider.splits)}."
+                f"The task {self.task} has no split {self.split!r}; it has {', '.join(splits)}."
             )
         return provider
 

@@ -22,7 +22,7 @@ FLOORS = [
     {"metrics", "ngram", "sharding", "verification", "t5", "data", "optimization", "stored"},
     {"checkpoints_hf", "checkpoints_t5x", "drafters.model", "drafters.prompt_lookup", "model"},
     {"checkpoints", "train_step"},
-    {"arguments", "conversion", "drafters.early_exit", "training_run"},
+    {"arguments", "conversion", "drafters.early_exit", "seqio_tasks", "training_run"},
     {"beam", "decoding", "pretrained", "train"},
     {"", "costs", "partitioning", "tasks", "trace"},  # "" is the package itself
     {"generate", "gin_jobs", "terminal"},

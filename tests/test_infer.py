@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import gin
@@ -10,15 +11,34 @@ import jax.numpy as jnp
 import pytest
 
 from specdec_jax import main
-from specdec_jax.checkpoints import save_params
+from specdec_jax.checkpoints import expected_params, save_params
 from specdec_jax.resources import gin_search_paths
-from specdec_jax.t5 import T5
+from specdec_jax.t5 import T5, T5Config
 from tests.tiny_pair import CONFIG, save_pair
 
 GIN = Path(gin_search_paths()[0])
 KINDS = ("drafters", "rules")
 OUTPUT = "lines-infer.jsonl-00000-of-00001"
 FILES = sorted(str(path.relative_to(GIN)) for kind in KINDS for path in GIN.glob(f"{kind}/*.gin"))
+TASKS = sorted(str(path.relative_to(GIN)) for path in GIN.glob("tasks/*.gin"))
+MODELS = sorted(str(path.relative_to(GIN)) for path in GIN.glob("models/*.gin"))
+
+
+@pytest.mark.parametrize("file", MODELS)
+def test_every_model_has_the_size_it_says(file):
+    gin.clear_config()
+    gin.parse_config(f'include "gin/{file}"\nfrom __gin__ import dynamic_registration\n'
+                     "from specdec_jax import train\ntrain.train.model = %MODEL")  # fmt: skip
+    config = gin.query_parameter("train.train.model").scoped_configurable_fn()
+    while not isinstance(config, T5Config):
+        config = config()
+    shapes = jax.tree.leaves(expected_params(config))
+    count = sum(shape.size for shape in shapes)
+    said = re.search(r"([\d.]+) ([MB]) parameters", (GIN / file).read_text().replace("\n# ", " "))
+    if said:
+        assert count / {"M": 1e6, "B": 1e9}[said[2]] == pytest.approx(float(said[1]), rel=0.02)
+    else:
+        assert "include" in (GIN / file).read_text()
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +82,39 @@ def test_every_drafter_and_rule(file, pair, tmp_path):
     assert f"{name} = {value.replace(chr(34), chr(39))}" in config
 
 
-@pytest.mark.parametrize("file", FILES)
+def test_bfloat16(pair, tmp_path):
+    assert infer(pair, tmp_path, "--gin.GAMMA=2", "--gin.DTYPE='bfloat16'") == 0
+    rows = (tmp_path / "run" / OUTPUT).read_text().splitlines()
+    assert len(rows) == 2 and "bfloat16" in (tmp_path / "run" / "job.json").read_text()
+
+
+@pytest.mark.parametrize("file", [f for f in TASKS if "debian" in f])
+def test_every_task_of_a_file(file, pair, tmp_path):
+    (tmp_path / "pairs.tsv").write_text("The quick\tbrown fox jumps over\n")
+    inputs = f"--gin.INPUTS={str(tmp_path / 'pairs.tsv')!r}"
+    name = json.dumps(str(tmp_path / "run"))
+    flags = ["--gin.GAMMA=2", "--gin.MAX_NEW_TOKENS=8", "--gin.INPUT_LENGTH=32", inputs]
+    files = ["--gin_file=gin/runs/infer.gin", f"--gin_file=gin/{file}"]
+    model = f"--gin.MODEL={str(pair)!r}"
+    assert main.run(["infer", *files, f"--gin.RUN_DIR={name}", model, *flags]) == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["rows"] == 1 and summary["scores"]
+
+
+@pytest.mark.parametrize("file", [f for f in TASKS if "debian" not in f])
+def test_every_task_of_seqio(file, pair, tmp_path, capsys):
+    try:
+        import seqio  # noqa: F401
+    except ImportError:
+        files = ["--gin_file=gin/runs/infer.gin", f"--gin_file=gin/{file}"]
+        run_dir = f"--gin.RUN_DIR={str(tmp_path / 'run')!r}"
+        assert main.run(["infer", *files, run_dir, f"--gin.MODEL={str(pair)!r}"]) == 1
+        assert "pip install 'specdec_jax[seqio]'" in capsys.readouterr().err
+    else:
+        pytest.skip("seqio is installed: test_tasks_seqio.py reads these tasks")
+
+
+@pytest.mark.parametrize("file", [*FILES, *TASKS, *MODELS])
 def test_every_file_opens_with_its_command(file):
     text = (GIN / file).read_text()
     assert text.startswith("# ") and f"--gin_file=gin/{file}" in text
