@@ -26,6 +26,7 @@ from absl import logging
 from specdec_jax import partitioning
 from specdec_jax.errors import UserError
 from specdec_jax.resources import gin_search_paths
+from specdec_jax.t5 import T5Config
 
 _GIN_ERRORS = (
     *(OSError, ValueError, LookupError, SyntaxError, ImportError, RuntimeError),
@@ -107,6 +108,31 @@ def configure(flags: GinFlags) -> None:
         if missing:
             raise _needed(missing[1]) from error
         raise UserError(f"gin: {_plain(error)}") from error
+
+
+def model_config(name: str) -> T5Config:
+    """The `MODEL` of a gin file.
+
+    Args:
+      name: a file, or the name of one of gin/models without its ending.
+
+    Raises:
+      UserError: there is no such file, or it binds no model; near names are named.
+    """
+    shipped = {
+        path.stem: str(path)
+        for where in gin_search_paths()
+        for path in Path(where).glob("models/*.gin")
+    }
+    file = shipped.get(name, name)
+    if not Path(file).is_file():
+        near = difflib.get_close_matches(name, shipped, n=3) or sorted(shipped)
+        raise UserError(f"There is no model {name!r}; there is {', '.join(near)}.")
+    configure(GinFlags((file,), (), ()))
+    try:
+        return gin.query_parameter("%MODEL").scoped_configurable_fn()
+    except (ValueError, AttributeError) as error:
+        raise UserError(f"{file} binds no MODEL = @t5.T5Config().") from error
 
 
 def _names() -> set[str]:

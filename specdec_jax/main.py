@@ -10,6 +10,7 @@
     specdec infer --gin_file=FILE ...       decode a file, configured by gin
     specdec train_ngram                     count an n-gram table, which is a draft
     specdec convert SOURCE OUTPUT           T5X's or Hugging Face's weights as ours
+    specdec plan                            the memory a pair needs of its devices
     specdec version
 
 Reads flags and files, and says in one sentence what is wrong with them; what it
@@ -73,6 +74,7 @@ def _build_parser() -> argparse.ArgumentParser:
         add_help=False,
     )
     _add_convert(commands)
+    _add_plan(commands)
     commands.add_parser("version", help="print the version")
     return parser
 
@@ -374,6 +376,43 @@ def _add_convert(commands: Any) -> None:
     add("--vocabulary", type=Path, metavar="FILE", help="a SentencePiece model to put beside")
     add("--overwrite", action="store_true", help="replace OUTPUT")
     parser.set_defaults(run=_convert)
+
+
+def _add_plan(commands: Any) -> None:
+    parser = commands.add_parser(
+        "plan",
+        help="the memory and the traffic of a pair on accelerators",
+        description="Prints what each device must hold and what a round moves, as a Markdown "
+        "table; computed, nothing is run.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--target", default="t5_1_1_xxl", metavar="NAME|FILE", help="of gin/models (t5_1_1_xxl)")
+    add("--draft", default="t5_1_1_small", metavar="NAME|FILE", help="(t5_1_1_small)")
+    add("--hardware", nargs="+", metavar="NAME", help="default: all that are known")
+    add("--model_parallel", type=int, help="devices that hold one target (the fewest that can)")
+    add("--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="(bfloat16)")
+    add("--batch_size", type=int, default=1, help="rows, over all devices (1)")
+    add("--input_length", type=int, default=512, help="tokens of a source (512)")
+    add("--max_new_tokens", type=int, default=128, help="tokens of a prediction (128)")
+    add("--gamma", type=int, default=7, help="guesses a round (7)")
+    parser.set_defaults(run=_plan)
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    from specdec_jax import gin_jobs, plan
+
+    for name in ("batch_size", "input_length", "max_new_tokens", "gamma"):
+        if getattr(arguments, name) < 1:
+            raise UsageError(f"--{name} must be 1 or above.")
+    target, draft = (gin_jobs.model_config(name) for name in (arguments.target, arguments.draft))
+    options = ("model_parallel", "dtype", "batch_size", "input_length", "max_new_tokens", "gamma")
+    plans = [
+        plan.make_plan(target, draft, name, **{o: getattr(arguments, o) for o in options})
+        for name in arguments.hardware or plan.HARDWARE
+    ]
+    print(plan.table(plans))
+    return 0
 
 
 def _load(arguments: argparse.Namespace) -> "Pair":

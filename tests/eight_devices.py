@@ -33,6 +33,7 @@ from specdec_jax import (
 )
 from specdec_jax.decoding import _speculative_decode
 from specdec_jax.partitioning import DataParallel, MeshParallel, _pmapped, _speculative
+from specdec_jax.plan import cache_bytes, param_bytes
 from specdec_jax.sharding import DATA, Partition, make_mesh
 from specdec_jax.t5 import T5Config
 from specdec_jax.types import Partitioner
@@ -261,3 +262,28 @@ def test_heads_that_devices_cannot_share_are_refused() -> None:
     _, params = tiny_t5(0, dataclasses.replace(CONFIG, num_heads=4))
     with pytest.raises(ValueError, match="has size 4, which 8 devices can't share"):
         partition.param_shardings(params, feature_major=True)
+
+
+def test_each_device_holds_what_the_plan_says() -> None:
+    setting = set_up("mesh 2x4")
+    first = jax.devices()[0]
+
+    def held(tree: Any) -> int:
+        return sum(
+            shard.data.nbytes
+            for leaf in jax.tree.leaves(tree)
+            for shard in leaf.addressable_shards
+            if shard.device == first
+        )
+
+    assert held(setting.params) == param_bytes(CONFIG, 4, 4)
+    cache = jax.jit(setting.target.prefill, static_argnums=2)(setting.params, INPUTS[:8], 20)
+    assert held(cache) == cache_bytes(CONFIG, 4, 4, 4, INPUTS.shape[1], 20)
+
+
+def test_a_round_sums_what_the_plan_says() -> None:
+    program = program_on("mesh 1x8")
+    tokens = 8 * 4  # of eight rows' rounds
+    sums = re.findall(r"= f32\[(\d+),(\d+)\]\S* all-reduce\(", program)
+    here = [{int(n) for n in shape} for shape in sums]
+    assert here.count({tokens, CONFIG.emb_dim}) == 3 * CONFIG.num_decoder_layers + 1

@@ -25,7 +25,7 @@ FLOORS = [
     {"arguments", "conversion", "drafters.early_exit", "seqio_tasks", "training_run"},
     {"beam", "decoding", "pretrained", "train"},
     {"", "costs", "partitioning", "tasks", "trace"},  # "" is the package itself
-    {"generate", "gin_jobs", "terminal"},
+    {"generate", "gin_jobs", "plan", "terminal"},
     {"batch_job", "evaluation", "rule_table", "speed"},
     {"demo", "draft_table", "gamma_table", "ngram_training", "text_run"},
     {"infer"},
