@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Decodes on one TPU VM (v4-8, v5e-8): one process, all its chips.
 #
-#   scripts/run_tpu_vm.sh gs://my-bucket/runs/ende        (or a local directory)
+#   scripts/run_tpu_vm.sh runs/ende        (a directory; a mounted bucket is one)
 #
 # Change: the pair, the task, BATCH_SIZE (of all chips together), MODEL_PARALLEL (`specdec plan`).
 set -euo pipefail

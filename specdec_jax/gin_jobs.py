@@ -216,6 +216,8 @@ def _run_dir() -> Path:
         raise _needed("RUN_DIR") from error
     if not isinstance(run_dir, str):
         raise UserError(f"RUN_DIR must be text, not {run_dir!r}; {_QUOTES.format('RUN_DIR')}.")
+    if "://" in run_dir:
+        raise UserError(f"RUN_DIR must be a directory (a mounted bucket is one), not {run_dir}.")
     return Path(run_dir)
 
 

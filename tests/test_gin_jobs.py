@@ -83,6 +83,10 @@ def test_shipped_files_are_found_from_anywhere(name, tmp_path, monkeypatch):
             ["--gin_file=runs/train.gin", "--gin.trian.train.seed=1"],
             "'trian.train'; did you mean train.train.seed?",
         ),
+        (
+            ["--gin_file=runs/train.gin", "--gin.MODEL=1", "--gin.RUN_DIR='gs://a/b'"],
+            "RUN_DIR must be a directory",
+        ),
         (["--gin_file=runs/train.gin"], "The job needs --gin.RUN_DIR=VALUE"),
         (["--gin_file=mixtures/debian.gin"], "The job needs --gin.RUN_DIR=VALUE"),
         (

@@ -1,4 +1,4 @@
-"""The launchers in scripts/: what they would run is run, with stand-ins for the cluster's commands."""
+"""The launchers in scripts/: the jobs that they run, with stand-ins for the cluster's commands."""
 
 import json
 import os
