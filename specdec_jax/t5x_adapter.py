@@ -23,12 +23,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax.core import unfreeze
 from jax.experimental import pjit
 
 from specdec_jax.checkpoints import check_params
 from specdec_jax.errors import MissingExtraError
 from specdec_jax.model import T5Model, t5_model
+from specdec_jax.stored import flat, nested
 from specdec_jax.t5 import T5Config
 from specdec_jax.types import Params
 from specdec_jax.vocabulary import EOS_ID
@@ -158,7 +158,7 @@ def from_t5x(model: T5XModel, params: Params) -> tuple[T5Model, Params]:
       ValueError: as `config_from_t5x`; or the parameters are not the model's.
     """
     ours = t5_model(config_from_t5x(model))
-    params = unfreeze(params)
+    params = nested(flat(params))  # plain dicts, where T5X has frozen ones
     check_params(ours.config, params, "The T5X model's parameters")
     return ours, ours.prepare(params)
 

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax.core import unfreeze
 from flax.errors import FlaxError
 from jax import Array
 
@@ -73,7 +72,7 @@ def t5x_decode(
     key = jax.random.key(0) if key is None else key
     settings = (max_new_tokens, sampling, eos_id)
     with _own_parameters():
-        return _decode(model, unfreeze(params), inputs, key, settings)
+        return _decode(model, params, inputs, key, settings)
 
 
 @functools.partial(jax.jit, static_argnames=("model", "settings"))
@@ -125,7 +124,7 @@ def t5x_beam_decode(
     inputs, _ = check_plain(checked, inputs, None, max_new_tokens, GREEDY, eos_id)
     settings = (num_beams, float(alpha), max_new_tokens, eos_id)
     with _own_parameters():
-        return _beam_decode(model, unfreeze(params), inputs, settings)
+        return _beam_decode(model, params, inputs, settings)
 
 
 @functools.partial(jax.jit, static_argnames=("model", "settings"))
