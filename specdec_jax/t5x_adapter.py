@@ -98,7 +98,8 @@ def versions() -> dict[str, str | None]:
     None for what is not installed; of a T5X that pip did not install, its directory.
     """
     names = ("t5x", "jax", "flax", "seqio", "tensorflow")
-    found = {name: _version(name) or _version(f"{name}-cpu") for name in names}
+    found = {name: _version(name) for name in names}
+    found["tensorflow"] = found["tensorflow"] or _version("tensorflow-cpu")
     spec = importlib.util.find_spec("t5x")
     if found["t5x"] is None and spec and spec.origin:
         found["t5x"] = str(Path(spec.origin).parent)

@@ -21,7 +21,8 @@ _GIN_ERRORS = (
 def read_gin(path: str | os.PathLike[str], bindings: Sequence[str] = ()) -> T5Config:
     """Reads the config of a T5X model from its gin file, through T5X and gin themselves.
 
-    The process's own gin configuration stays as it is.
+    The process's own gin configuration stays as it is. `dtype`, of the activations, is
+    bfloat16 in T5X's own files.
 
     Args:
       path: a gin file that sets `MODEL`, such as T5X's t5x/examples/t5/t5_1_1/base.gin;
@@ -41,7 +42,7 @@ def read_gin(path: str | os.PathLike[str], bindings: Sequence[str] = ()) -> T5Co
             f"There is no gin file {path!r}, here or in {str(root)!r}; one of T5X's is "
             "t5x/examples/t5/t5_1_1/base.gin."
         )
-    with _gin_set_aside(root):
+    with _gin_set_aside():
         try:
             gin.parse_config_files_and_bindings([str(file)], list(bindings), finalize_config=False)
             if "DROPOUT_RATE = %gin.REQUIRED" in gin.config_str():
@@ -60,8 +61,8 @@ def read_gin(path: str | os.PathLike[str], bindings: Sequence[str] = ()) -> T5Co
 
 
 @contextlib.contextmanager
-def _gin_set_aside(root: Path) -> Iterator[None]:
-    """An empty gin configuration for a while, and T5X's files within reach.
+def _gin_set_aside() -> Iterator[None]:
+    """An empty gin configuration for a while.
 
     gin has one for the process, and no public way to keep it. What a file registers goes
     with it, or the names `network.T5Config` of two files would be ambiguous.
@@ -72,7 +73,6 @@ def _gin_set_aside(root: Path) -> Iterator[None]:
         "_CONFIG_IS_LOCKED": False,
         "_IMPORTS": set(),
         "_INVERSE_REGISTRY": dict(state["_INVERSE_REGISTRY"]),
-        "_LOCATION_PREFIXES": [*state["_LOCATION_PREFIXES"], str(root)],
         "_OPERATIVE_CONFIG": {},
         "_REGISTRY": state["_REGISTRY"].copy(),
         "_SINGLETONS": {},
