@@ -64,7 +64,8 @@ def test_gins_own_configuration_stays():
         ("import not_there\nMODEL = @not_there.Model()\n", "gin can't read the model.*not_there"),
         (
             "from t5x import models\nMODEL = @models.DecoderOnlyModel()\n"
-            "models.DecoderOnlyModel:\n  module = None\n  vocabulary = None\n  optimizer_def = None\n",
+            "models.DecoderOnlyModel:\n  module = None\n  vocabulary = None\n"
+            "  optimizer_def = None\n",
             r"not t5x\.models\.DecoderOnlyModel",
         ),
     ],
