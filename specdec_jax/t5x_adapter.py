@@ -72,7 +72,8 @@ def require_t5x() -> types.ModuleType:
 def _stand_ins() -> Iterator[None]:
     """What T5X imports and does not get today; in place only while it is imported."""
     added = []
-    if importlib.util.find_spec("airio") is None:  # T5X's other data pipeline; never called here
+    # T5X's other data pipeline; never called here. A caller may have put a stand-in of its own.
+    if "airio" not in sys.modules and importlib.util.find_spec("airio") is None:
         airio, core = types.ModuleType("airio"), types.ModuleType("airio.core")
         for name in ("DatasetProviderBase", "Task", "Mixture", "AirIODatasetIterator"):
             setattr(core, name, type(name, (), {}))

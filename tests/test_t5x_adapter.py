@@ -69,6 +69,16 @@ def test_a_package_that_t5x_lacks_is_named(tmp_path):
     ]
 
 
+def test_a_stand_in_of_the_callers_own_is_left_in_place(tmp_path):
+    (tmp_path / "t5x").mkdir()
+    (tmp_path / "t5x" / "__init__.py").write_text("import airio.core\nimport not_there\n")
+    own = "import sys, types\nfor name in ('airio', 'airio.core'):\n"
+    own += "    sys.modules[name] = types.ModuleType(name)\n"
+    said = run(f"{own}{ASK}\nprint('airio.core' in sys.modules)", tmp_path)
+    assert said.startswith("True MissingExtraError T5X needs the package not_there")
+    assert said.endswith("\nTrue")
+
+
 def test_a_fault_within_t5x_is_not_called_missing(tmp_path):
     (tmp_path / "t5x").mkdir()
     (tmp_path / "t5x" / "__init__.py").write_text("import t5x.a_part_that_is_not_there\n")
