@@ -5,6 +5,7 @@ import functools
 import json
 import pathlib
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from specdec_jax.model import T5Model
 from specdec_jax.t5 import T5, T5Config
+from specdec_jax.t5x_adapter import require_t5x
 from specdec_jax.types import Tree
 
 DATA = pathlib.Path(__file__).parent / "data"
@@ -143,3 +145,12 @@ def golden(request: pytest.FixtureRequest) -> tuple[T5Config, Any, dict[str, np.
     }
     config = T5Config(**json.loads(str(arrays["config"])))
     return config, unflatten_dict(flat), arrays
+
+
+@pytest.fixture(scope="session")
+def t5x() -> ModuleType:
+    """T5X; where it is not installed, the tests that ask for it are skipped."""
+    try:
+        return require_t5x()
+    except ImportError as error:
+        pytest.skip(str(error))

@@ -16,7 +16,6 @@ FLOORS = [
         "resources",
         "restoration",
         "sampling",
-        "text_lines",
     },
     {"extras", "text_lines", "types", "layers", "vocabulary"},
     {"metrics", "ngram", "sharding", "verification", "t5", "data", "optimization", "stored"},
@@ -24,8 +23,8 @@ FLOORS = [
     {"checkpoints", "train_step"},
     {"arguments", "conversion", "drafters.early_exit", "seqio_tasks", "training_run"},
     {"beam", "decoding", "pretrained", "train"},
-    {"", "costs", "partitioning", "tasks", "trace"},  # "" is the package itself
-    {"generate", "gin_jobs", "plan", "terminal"},
+    {"", "costs", "partitioning", "t5x_adapter", "tasks", "trace"},  # "" is the package itself
+    {"generate", "gin_jobs", "plan", "t5x_decoding", "t5x_gin", "terminal"},
     {"batch_job", "evaluation", "rule_table", "speed"},
     {"demo", "draft_table", "gamma_table", "ngram_training", "text_run"},
     {"infer"},
@@ -79,8 +78,22 @@ def test_modules_import_from_lower_floors_only() -> None:
     assert not upward, "; ".join(upward)
 
 
-def test_tensorflow_and_t5x_are_imported_by_nobody_yet() -> None:
-    for path in _modules().values():
-        text = path.read_text("utf-8")
-        assert "import tensorflow" not in text
-        assert "import t5x" not in text
+def _imports(tree: ast.AST) -> set[str]:
+    """The packages that a piece of code imports, of any depth."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module.split(".")[0])
+    return names
+
+
+def test_the_adapter_alone_imports_t5x_and_what_it_brings_and_only_when_asked() -> None:
+    heavy = {"seqio", "t5x", "tensorflow"}
+    trees = {name: ast.parse(path.read_text("utf-8")) for name, path in _modules().items()}
+    assert {name for name, tree in trees.items() if heavy & _imports(tree)} == {"t5x_adapter"}
+    at_import = [
+        node for node in trees["t5x_adapter"].body if isinstance(node, ast.Import | ast.ImportFrom)
+    ]
+    assert not heavy & _imports(ast.Module(at_import, []))
