@@ -67,7 +67,12 @@ def infer(
       ValueError: the settings don't go together, or the devices don't divide.
     """
     began = time.monotonic()
-    num_shards = num_shards or jax.process_count()
+    num_shards = jax.process_count() if num_shards is None else num_shards
+    if num_devices is not None and not 1 <= num_devices <= jax.local_device_count():
+        raise ValueError(
+            f"num_devices must be from 1 to {jax.local_device_count()}, the devices of this "
+            f"process, not {num_devices}."
+        )
     if not jax.process_count() <= num_shards <= MANY:
         raise ValueError(
             f"num_shards must be from {jax.process_count()}, the number of processes, to {MANY}, "
@@ -87,7 +92,8 @@ def infer(
         **{k: v for k, v in dataclasses.asdict(settings).items() if k != "batch_size"},
         "version": __version__,
     }
-    _check_begun(Path(run_dir, "job.json"), about)
+    job = Path(run_dir, "job.json")
+    _check_begun(job, about)
     paths = [
         Path(run_dir, f"{task.name}-infer.jsonl-{i:05}-of-{num_shards:05}")
         for i in range(num_shards)
@@ -102,6 +108,7 @@ def infer(
             model, draft=draft, dtype=dtype, model_parallel=model_parallel, devices=devices
         )
         check_lengths(pair, [example.inputs for example in examples], settings)
+        _write(job, about)
         rows = [examples[i::num_shards] for i in to_do]
         with JobProgress(sum(map(len, rows))) as progress:
             for i, some in zip(to_do, rows, strict=True):
@@ -111,25 +118,28 @@ def infer(
 
 
 def _check_begun(path: Path, about: dict[str, Any]) -> None:
-    """Refuses a run directory of another job; writes what this one is."""
-    text = json.dumps(about, indent=1, default=str) + "\n"
-    about = json.loads(text)
+    """Refuses a run directory of another job."""
     try:
         before = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
-        partial.write_text(text, "utf-8")
-        partial.replace(path)
         return
     except ValueError:
         before = {}
+    about = json.loads(json.dumps(about))
     differing = sorted(k for k in about.keys() | before.keys() if about.get(k) != before.get(k))
     if differing:
         raise UserError(
             f"{path.parent} holds a run with another {', '.join(differing)}: give the same to go "
             "on with it, or another RUN_DIR."
         )
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    """Writes JSON as a whole, or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+    partial.replace(path)
 
 
 def _write_shard(
@@ -208,9 +218,7 @@ def _summarize(
         "devices": [device.device_kind for device in jax.local_devices()],
         "versions": {"specdec_jax": __version__, "jax": jax.__version__},
     }
-    partial = run_dir / f".summary.json.{os.getpid()}"
-    partial.write_text(json.dumps(summary, indent=1) + "\n", "utf-8")
-    partial.replace(run_dir / "summary.json")
+    _write(run_dir / "summary.json", summary)
     alpha = f", alpha {summary['alpha']:.2f}" if sums["examined"] else ""
     scores = "".join(f", {name} {value:.1f}" for name, value in summary["scores"].items())
     say(

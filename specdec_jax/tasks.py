@@ -58,6 +58,10 @@ class FileTask:
     title: str | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.path, str):
+            raise ValueError(f"The path of a file must be text, not {self.path!r}.")
+        if isinstance(self.metrics, str):
+            raise ValueError(f"metrics must be a list of names, not {self.metrics!r}.")
         if self.kind not in (None, *_READERS):
             raise ValueError(f"kind must be {', '.join(_READERS)} or None, not {self.kind!r}.")
         unknown = [name for name in self.metrics if name not in METRICS]

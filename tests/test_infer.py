@@ -135,6 +135,9 @@ def test_a_finished_run_is_not_repeated(pair, tmp_path, capsys):
         ("--gin.RULE='gumble'", "did you mean gumbel"),
         ("--gin.DRAFT='bigramm'", "A draft is model"),
         ("--gin.GAMA=3", "did you mean GAMMA"),
+        ("--gin.NUM_DEVICES=0", "num_devices must be from 1 to 1"),
+        ("--gin.NUM_SHARDS=0", "num_shards must be from 1, the number of processes"),
+        ("--gin.MODEL_PARALLEL=2", "must divide the number of devices of a process, 1"),
         ("--gin.NUM_BEAMS=2 --gin.TEMPERATURE=1.0", "does not go with a temperature"),
     ],
 )
@@ -142,3 +145,4 @@ def test_mistakes_are_one_sentence(flag, message, pair, tmp_path, capsys):
     assert infer(pair, tmp_path, *flag.split()) == 1
     err = capsys.readouterr().err
     assert message in err and "Traceback" not in err
+    assert not (tmp_path / "run" / "job.json").exists()  # which would bind the next try

@@ -57,6 +57,10 @@ def test_wrong_tasks_are_refused(tmp_path: Path) -> None:
         FileTask("a", "csv")
     with pytest.raises(ValueError, match="no metric 'blue'; there are bleu"):
         FileTask("a", metrics=("blue",))
+    with pytest.raises(ValueError, match="metrics must be a list of names, not 'bleu'"):
+        FileTask("a", metrics="bleu")
+    with pytest.raises(ValueError, match="must be text, not 5"):
+        FileTask(5)  # type: ignore[arg-type]
     with pytest.raises(FileNotFoundError, match="no file 'nowhere'"):
         FileTask("nowhere").examples()
     with pytest.raises(ValueError, match="can't be scored"):
