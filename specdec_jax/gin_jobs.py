@@ -32,6 +32,7 @@ _GIN_ERRORS = (
     *(OSError, ValueError, LookupError, SyntaxError, ImportError, RuntimeError),
     *(AttributeError, TypeError, tokenize.TokenError),
 )
+_RUN_DIR = "RUN_DIR"  # which `run` reads
 _QUOTES = "text needs quotes of its own: --gin.{0}='\"...\"'"
 
 
@@ -87,8 +88,12 @@ def parse_flags(arguments: Sequence[str]) -> GinFlags:
     return GinFlags(tuple(files), tuple(bindings), tuple(paths), processes)
 
 
-def configure(flags: GinFlags) -> None:
+def configure(flags: GinFlags, *, reads: Sequence[str] = (_RUN_DIR,)) -> None:
     """Parses files and bindings, in place of any configuration before.
+
+    Args:
+      flags: which.
+      reads: macros that the caller reads itself.
 
     Raises:
       UserError: a binding is missing, or names nothing that there is; or gin's own
@@ -102,6 +107,7 @@ def configure(flags: GinFlags) -> None:
         names = _names()
         for binding in flags.bindings:
             _bind(binding, names)
+        _check_macros(reads)
         gin.finalize()
     except _GIN_ERRORS as error:
         missing = re.search(r"(\w+)/macro.value set to `%gin.REQUIRED`", str(error))
@@ -128,7 +134,7 @@ def model_config(name: str) -> T5Config:
     if not Path(file).is_file():
         near = difflib.get_close_matches(name, shipped, n=3) or sorted(shipped)
         raise UserError(f"There is no model {name!r}; there is {', '.join(near)}.")
-    configure(GinFlags((file,), (), ()))
+    configure(GinFlags((file,), (), ()), reads=("MODEL",))
     try:
         return gin.query_parameter("%MODEL").scoped_configurable_fn()
     except (ValueError, AttributeError) as error:
@@ -162,6 +168,18 @@ def _bind(binding: str, names: set[str]) -> None:
         ) from error
     except _GIN_ERRORS as error:
         raise UserError(f"gin: {_plain(error).removesuffix('.')}{hint}") from error
+
+
+def _check_macros(reads: Sequence[str]) -> None:
+    """Refuses a macro that a file sets and nothing reads: gin itself would say nothing."""
+    text = gin.config_str()
+    # gin prints every macro that is set, even one that is only set.
+    defined = set(re.findall(r"^(\w+) =", text, re.M))
+    used = set(re.findall(r"%(\w+)", text)) | set(reads)
+    for name in sorted(defined - used):
+        near = difflib.get_close_matches(name, used, n=1)
+        hint = f"; did you mean {near[0]}?" if near else "."
+        raise UserError(f"gin: a file sets {name}, which nothing reads{hint}")
 
 
 def _needed(macro: str) -> UserError:
@@ -211,9 +229,9 @@ def run(function: Callable[..., Any], arguments: Sequence[str]) -> Any:
 
 def _run_dir() -> Path:
     try:
-        run_dir = gin.query_parameter("%RUN_DIR")
+        run_dir = gin.query_parameter(f"%{_RUN_DIR}")
     except ValueError as error:
-        raise _needed("RUN_DIR") from error
+        raise _needed(_RUN_DIR) from error
     if not isinstance(run_dir, str):
         raise UserError(f"RUN_DIR must be text, not {run_dir!r}; {_QUOTES.format('RUN_DIR')}.")
     if "://" in run_dir:

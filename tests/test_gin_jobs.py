@@ -57,6 +57,22 @@ def test_wrong_flags(arguments, message):
         gin_jobs.parse_flags(arguments)
 
 
+def test_a_misspelt_macro_of_a_file_is_noticed(tmp_path):
+    (tmp_path / "mine.gin").write_text('include "runs/train.gin"\nTOTAL_STEP = 3\n')
+    flags = gin_jobs.parse_flags(
+        [f"--gin_file={tmp_path / 'mine.gin'}", "--gin.MODEL=1", "--gin.RUN_DIR='here'"]
+    )
+    with pytest.raises(UserError, match="sets TOTAL_STEP, which nothing reads; did you mean TOT"):
+        gin_jobs.configure(flags)
+
+
+def test_the_model_of_a_file():
+    assert gin_jobs.model_config("t5_1_1_xl").num_heads == 32
+    assert gin_jobs.model_config("gin/models/t5_1_0_base.gin").mlp_activations == ("relu",)
+    with pytest.raises(UserError, match="sets RULE, which nothing reads"):
+        gin_jobs.model_config("gin/rules/exact.gin")
+
+
 @pytest.mark.parametrize("name", ["runs/train.gin", "gin/runs/train.gin"])
 def test_shipped_files_are_found_from_anywhere(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -88,7 +104,7 @@ def test_shipped_files_are_found_from_anywhere(name, tmp_path, monkeypatch):
             "RUN_DIR must be a directory",
         ),
         (["--gin_file=runs/train.gin"], "The job needs --gin.RUN_DIR=VALUE"),
-        (["--gin_file=mixtures/debian.gin"], "The job needs --gin.RUN_DIR=VALUE"),
+        (["--gin_file=mixtures/debian.gin"], "sets TASKS, which nothing reads"),
         (
             ["--gin_file=runs/train.gin", "--gin.MODEL=1", "--gin.RUN_DIR=5"],
             "RUN_DIR must be text, not 5",
