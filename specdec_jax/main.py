@@ -6,6 +6,7 @@
     specdec drafts                          every kind of draft, side by side
     specdec gammas                          fixed and adaptive gamma, side by side
     specdec rules                           the rules of verification, side by side
+    specdec benchmark --gin_file=FILE ...   the paper's Table 2 for a pair, configured by gin
     specdec train --gin_file=FILE ...       train, configured by gin
     specdec infer --gin_file=FILE ...       decode a file, configured by gin
     specdec train_ngram                     count an n-gram table, which is a draft
@@ -24,7 +25,7 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -71,6 +72,11 @@ def _build_parser() -> argparse.ArgumentParser:
     commands.add_parser(
         "infer",
         help="decode a file, configured by gin: --gin_file=FILE --gin.NAME=VALUE",
+        add_help=False,
+    )
+    commands.add_parser(
+        "benchmark",
+        help="measure a pair, configured by gin: --gin_file=FILE --gin.NAME=VALUE",
         add_help=False,
     )
     _add_convert(commands)
@@ -505,14 +511,26 @@ def _train(arguments: Sequence[str]) -> int:
 
 
 def _infer(arguments: Sequence[str]) -> int:
-    from specdec_jax import gin_jobs, infer
+    from specdec_jax import infer
+
+    return _run_job("infer", infer.infer, arguments)
+
+
+def _benchmark(arguments: Sequence[str]) -> int:
+    from specdec_jax import benchmark
+
+    return _run_job("benchmark", benchmark.benchmark, arguments)
+
+
+def _run_job(name: str, job: Callable[..., Any], arguments: Sequence[str]) -> int:
+    from specdec_jax import gin_jobs
 
     if {"-h", "--help"} & set(arguments):
-        print(f"specdec infer: {gin_jobs.__doc__}")
+        print(f"specdec {name}: {gin_jobs.__doc__}")
         return 0
     _keep_compiled_programs()
     gin_jobs.log_own_messages()
-    gin_jobs.run(infer.infer, arguments)
+    gin_jobs.run(job, arguments)
     return 0
 
 
@@ -593,6 +611,8 @@ def main(argv: Sequence[str]) -> int:
         return _train(argv[1:])
     if argv[:1] == ["infer"]:
         return _infer(argv[1:])
+    if argv[:1] == ["benchmark"]:
+        return _benchmark(argv[1:])
     arguments = _build_parser().parse_args(argv)
     if arguments.command == "version":
         print(f"specdec_jax {__version__}")

@@ -25,9 +25,9 @@ FLOORS = [
     {"beam", "decoding", "pretrained", "train"},
     {"", "costs", "partitioning", "t5x_adapter", "tasks", "trace"},  # "" is the package itself
     {"generate", "gin_jobs", "plan", "t5x_decoding", "t5x_gin", "terminal"},
-    {"batch_job", "evaluation", "rule_table", "speed"},
+    {"batch_job", "benchmark_table", "evaluation", "rule_table", "speed"},
     {"demo", "draft_table", "gamma_table", "ngram_training", "text_run"},
-    {"infer"},
+    {"benchmark", "infer"},
     {"main"},
 ]
 FLOOR_OF = {module: number for number, floor in enumerate(FLOORS) for module in floor}

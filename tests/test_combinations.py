@@ -189,7 +189,8 @@ def _every_combination() -> Iterator[Any]:
     """The table; what differs from the rest in one thing less is left to `make slow`."""
     for drafter, rule, sampling in itertools.product(DRAFTERS, RULES, SAMPLINGS):
         for batch in (1, 4):
-            often = batch == 4 and (drafter == "model" or not sampling.startswith("top"))
+            plain = sampling == "temperature 1" or (rule, sampling) == ("exact", "greedy")
+            often = batch == 4 and (drafter == "model" or plain)
             marks = [] if often else [pytest.mark.slow]
             yield pytest.param(drafter, rule, sampling, batch, marks=marks)
 

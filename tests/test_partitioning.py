@@ -70,12 +70,18 @@ def test_a_mesh_that_the_devices_do_not_fill_is_refused() -> None:
             {"coordinator_address": "h", "process_count": 2, "process_index": 1},
             "must be HOST:PORT",
         ),
-        ({"multiprocess": True}, "No cluster was found"),
     ],
 )
 def test_wrong_flags_of_processes_are_refused(flags: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         initialize(**flags)
+
+
+def test_who_insists_and_finds_no_cluster_is_told() -> None:
+    insist = "from specdec_jax.partitioning import initialize; initialize(multiprocess=True)"
+    child = subprocess.run([sys.executable, "-c", insist], cwd=ROOT, capture_output=True, text=True)
+    assert child.returncode
+    assert child.stderr.splitlines()[-1].startswith("ValueError: No cluster was found: give --coo")
 
 
 def test_who_is_alone_joins_nobody() -> None:

@@ -40,7 +40,7 @@ def test_the_python_of_the_readme(capsys):
 @pytest.mark.parametrize("command", commands())
 def test_the_commands_of_the_readme_are_understood(command):
     _, name, *arguments = shlex.split(command, comments=True)
-    if name in ("train", "infer"):
+    if name in ("train", "infer", "benchmark"):
         gin_jobs.configure(gin_jobs.parse_flags(arguments))
         assert gin.query_parameter("%RUN_DIR").startswith("runs/")
     else:

@@ -1,0 +1,112 @@
+"""The lines of a benchmark, and the tables of them."""
+
+import csv
+import dataclasses
+import io
+from collections.abc import Sequence
+from typing import NamedTuple
+
+OURS, T5X, T5X_GATHER = "the target alone", "T5X", "T5X with a gather"
+SPECULATIVE = "speculative"
+
+
+class Speedup(NamedTuple):
+    """Over one baseline: tokens/s against tokens/s, with a 95 % interval over the batches."""
+
+    ratio: float
+    low: float
+    high: float
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchmarkRow:
+    """One line of the table.
+
+    Attributes:
+      task: what was decoded.
+      draft: one of `pretrained.DRAFTS`.
+      temperature: of target and draft.
+      gamma: guesses a round.
+      batch_size: rows decoded together.
+      alpha: guesses accepted / judged.
+      c: a guess, in calls of the target on one token.
+      verification: T(gamma + 1) / T(1).
+      theorem: Theorem 3.8 as it stands, where verifying costs one call.
+      expected: the same with what it costs here.
+      tokens_per_call: emitted tokens per target call and row.
+      speedups: of speculation, by baseline.
+      tokens_per_second: the median over the batches, by way.
+      compile_seconds: compilation and first runs, by way.
+      identical: rows whose tokens are equal by every way; None where they are sampled.
+      rows: how many there were.
+      reason: where it does not pay, why, and what would.
+    """
+
+    task: str
+    draft: str
+    temperature: float
+    gamma: int
+    batch_size: int
+    alpha: float
+    c: float
+    verification: float
+    theorem: float
+    expected: float
+    tokens_per_call: float
+    speedups: dict[str, Speedup]
+    tokens_per_second: dict[str, float]
+    compile_seconds: dict[str, float]
+    identical: int | None
+    rows: int
+    reason: str
+
+
+def table(rows: Sequence[BenchmarkRow]) -> str:
+    """The rows as the paper's Table 2, in Markdown; EXP is generalised, the theorem's beside it."""
+    baselines = list(dict.fromkeys(name for row in rows for name in row.speedups))
+    shown = [f"over {name}" for name in baselines]
+    head = ["task", "draft", "temp", "γ", "batch", "α", "c", "T(γ+1)/T(1)", "Thm 3.8", "EXP"]
+    lines = [
+        f"| {' | '.join([*head, *shown, 'identical'])} |",
+        "|---" * (len(head) + len(shown) + 1) + "|",
+    ]
+    for row in rows:
+        measured = [
+            f"{s.ratio:.2f}X ({s.low:.2f}-{s.high:.2f})" if s else "-"
+            for s in (row.speedups.get(name) for name in baselines)
+        ]
+        same = "sampled" if row.identical is None else f"{row.identical} of {row.rows}"
+        cells = [
+            row.task, row.draft, f"{row.temperature:g}", str(row.gamma), str(row.batch_size),
+            f"{row.alpha:.2f}", f"{row.c:.2f}", f"{row.verification:.2f}", f"{row.theorem:.2f}",
+            f"{row.expected:.2f}", *measured, same,
+        ]  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    if T5X not in baselines:
+        lines += ["", "T5X is not installed: the baseline is our own loop, T5X's algorithm."]
+    reasons = [
+        f"- {row.draft}, temp {row.temperature:g}, γ {row.gamma}: {row.reason}."
+        for row in rows
+        if row.reason
+    ]
+    return "\n".join([*lines, *(["", "Where it does not pay:", *reasons] if reasons else [])])
+
+
+def as_csv(rows: Sequence[BenchmarkRow]) -> str:
+    """All the figures, a line a row."""
+    flat = []
+    for row in rows:
+        fields = dataclasses.asdict(row)
+        for name, value in fields.pop("speedups").items():
+            for part, number in zip(Speedup._fields, value, strict=True):
+                fields[f"speed-up over {name}, {part}"] = number
+        for group in ("tokens_per_second", "compile_seconds"):
+            for name, value in fields.pop(group).items():
+                fields[f"{group}, {name}"] = value
+        flat.append(fields)
+    names = list(dict.fromkeys(name for fields in flat for name in fields))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    return out.getvalue()
