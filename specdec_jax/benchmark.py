@@ -258,6 +258,11 @@ def _reason(alpha: float, gamma: int, costs: Costs) -> str:
     )
     if needed is None:
         return f"{cost}, more than the {gamma + 1} tokens that it can give: no draft would pay"
+    if alpha >= needed:
+        return (
+            f"{cost}: at alpha {alpha:.2f} that should pay, if barely; so short a decode also "
+            "pays for the draft's reading of the source"
+        )
     return f"{cost}: alpha would have to be {needed:.2f}, and is {alpha:.2f}"
 
 

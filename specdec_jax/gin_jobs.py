@@ -216,7 +216,8 @@ def run(function: Callable[..., Any], arguments: Sequence[str]) -> Any:
     before = config.read_text("utf-8") if config.exists() else None
     config.write_text(gin.config_str(), "utf-8")
     try:
-        result = gin.get_configurable(function)()
+        with gin.unlock_config():  # seqio and T5X register functions when a job imports them
+            result = gin.get_configurable(function)()
     except (UserError, ValueError, OSError, ImportError, TypeError, RuntimeError) as error:
         if before is not None:  # the job was refused; the run is still the one before
             config.write_text(before, "utf-8")

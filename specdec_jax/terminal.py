@@ -132,7 +132,9 @@ class JobProgress(contextlib.AbstractContextManager["JobProgress"]):
     def line(self) -> str:
         """Where it stands, in words."""
         seconds = max(time.monotonic() - self._start, 1e-9)
-        parts = [f"{self._done / seconds:.1f} rows/s", f"{self._tokens / seconds:.0f} tokens/s"]
+        parts = [f"{self._done / seconds:.2g} rows/s"]
+        if self._tokens:
+            parts.append(f"{self._tokens / seconds:.0f} tokens/s")
         if self._examined:
             parts.append(f"alpha {self._accepted / self._examined:.2f}")
         return ", ".join(parts)

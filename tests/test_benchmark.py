@@ -114,6 +114,7 @@ def test_the_reason_names_what_would_pay() -> None:
     reason = _reason(0.6, 7, Costs(0.2, {7: 1.7}))
     assert "a round costs 3.1 calls of one token, the guesses 1.4 and their verif" in reason
     assert reason.endswith("alpha would have to be 0.70, and is 0.60")
+    assert "should pay, if barely" in _reason(0.75, 7, Costs(0.2, {7: 1.7}))
     assert "no draft would pay" in _reason(0.1, 3, Costs(0.5, {3: 3.0}))
 
 

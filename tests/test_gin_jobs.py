@@ -150,3 +150,17 @@ def test_a_refused_job_leaves_the_configuration_of_the_run_before(job, tmp_path,
         "specdec: log_every must be a whole number, 1 or above, not 0."
     )
     assert config.read_text() == "# of the run before\n"
+
+
+def test_a_job_may_import_what_registers_with_gin(tmp_path):
+    def job():
+        @gin.configurable
+        def late():
+            return 3
+
+        return late()
+
+    (tmp_path / "job.gin").write_text("RUN_DIR = %gin.REQUIRED\n")
+    gin.external_configurable(job, "late_job")
+    flags = [f"--gin_file={tmp_path / 'job.gin'}", f"--gin.RUN_DIR={str(tmp_path / 'run')!r}"]
+    assert gin_jobs.run(job, flags) == 3
