@@ -66,66 +66,27 @@ def speculative_init(
       rule: what to accept.
       max_new_tokens: N.
     """
-    state = _start_rows(
-        target, target_params, inputs, keys, gamma=gamma, rule=rule, max_new_tokens=max_new_tokens
-    )
-    draft_state = start_draft(drafter, draft_params, inputs, state, gamma=gamma, rule=rule)
-    return state._replace(draft_state=draft_state)
-
-
-def _start_rows(
-    target: Model,
-    target_params: Params,
-    inputs: Array,
-    keys: Array,
-    *,
-    gamma: GammaPolicy,
-    rule: VerifyRule,
-    max_new_tokens: int,
-) -> DecodeState:
-    """The state before the first round, but for the draft's part; m rows for each source."""
-    m, slots = rule.num_drafts, max_new_tokens + gamma.widths[-1] + 1
+    most = gamma.widths[-1]
     state = _start(
-        target,
-        target_params,
-        inputs,
-        keys,
-        gamma=gamma.widths[-1],
-        rule=rule,
-        max_new_tokens=max_new_tokens,
+        target, target_params, inputs, keys, gamma=most, rule=rule, max_new_tokens=max_new_tokens
     )
-    state = state._replace(gamma_state=gamma.init(inputs.shape[0]))
-    if m > 1:
-        # Each row becomes m, of which each guesses by noise of its own.
-        of_draft = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
-        keys = jax.vmap(of_draft, in_axes=(0, None))(keys, jnp.arange(m)).reshape(-1)
-        shared = {"calls", "noise"}
-        rows = {
-            name: part if name in shared else _repeat(part, m)
-            for name, part in state._asdict().items()
-        }
-        state = DecodeState(**rows)._replace(noise=rule.draw_noise(keys, slots))
-    return state
-
-
-def start_draft(
-    drafter: Drafter,
-    draft_params: Params,
-    inputs: Array,
-    state: DecodeState,
-    *,
-    gamma: GammaPolicy,
-    rule: VerifyRule,
-) -> Any:
-    """Lets the draft read the sources, int32[B, T] -> its state, m rows for each."""
-    m, slots = rule.num_drafts, state.tokens.shape[1]
-    cache = (
-        jax.tree.map(lambda leaf: leaf[::m], state.target_cache) if m > 1 else state.target_cache
-    )
+    slots = state.tokens.shape[1]
     draft_state = drafter.init(
-        draft_params, inputs, slots, gamma=gamma.widths[-1], target_cache=cache
+        draft_params, inputs, slots, gamma=most, target_cache=state.target_cache
     )
-    return _repeat(draft_state, m) if m > 1 else draft_state
+    state = state._replace(draft_state=draft_state, gamma_state=gamma.init(inputs.shape[0]))
+    if rule.num_drafts == 1:
+        return state
+
+    # Each row becomes m, of which each guesses by noise of its own.
+    m = rule.num_drafts
+    of_draft = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
+    keys = jax.vmap(of_draft, in_axes=(0, None))(keys, jnp.arange(m)).reshape(-1)
+    rows = {
+        name: part if name in ("calls", "noise") else _repeat(part, m)
+        for name, part in state._asdict().items()
+    }
+    return DecodeState(**rows)._replace(noise=rule.draw_noise(keys, slots))
 
 
 def _repeat(tree: Any, m: int) -> Any:

@@ -360,24 +360,7 @@ def _to_bucket(inputs: np.ndarray) -> np.ndarray:
 def decode(pair: Pair, batch: Batch, settings: Settings) -> DecodeResult:
     """Decodes a batch speculatively."""
     if settings.num_beams > 1:
-        drafter = pair.drafter
-        if not (isinstance(drafter, ModelDrafter) and isinstance(drafter.model, T5Model)):
-            raise ValueError(
-                "Beam search needs a draft that is a T5: --draft=model, or a directory."
-            )
-        return _best(
-            speculative_beam_decode(
-                pair.target,
-                pair.target_params,
-                drafter.model,
-                pair.draft_params,
-                batch.inputs,
-                num_beams=settings.num_beams,
-                num_draft_beams=settings.num_draft_beams,
-                gamma=cast(int, settings.gamma),
-                max_new_tokens=settings.max_new_tokens,
-            )
-        )
+        return _best(search(pair, batch, settings))
     where = pair.partitioner
     return (where.speculative_decode if where else speculative_decode)(
         *decoders(pair),
@@ -392,9 +375,10 @@ def decode(pair: Pair, batch: Batch, settings: Settings) -> DecodeResult:
 
 def search(pair: Pair, batch: Batch, settings: Settings) -> BeamResult:
     """Searches a batch with `num_beams`, speculatively."""
+    _check_place_of_beams(pair)
     drafter = pair.drafter
     if not (isinstance(drafter, ModelDrafter) and isinstance(drafter.model, T5Model)):
-        raise ValueError("Beam search needs a draft that is a T5, such as the pair's own.")
+        raise ValueError("Beam search needs a draft that is a T5: --draft=model, or a directory.")
     return speculative_beam_decode(
         pair.target,
         pair.target_params,
@@ -408,9 +392,18 @@ def search(pair: Pair, batch: Batch, settings: Settings) -> BeamResult:
     )
 
 
+def _check_place_of_beams(pair: Pair) -> None:
+    if pair.partitioner is not None and pair.target.partition is None:
+        raise ValueError(
+            "Beam search runs on one device or on a mesh: set NUM_DEVICES to 1, or "
+            "MODEL_PARALLEL above 1."
+        )
+
+
 def decode_plain(pair: Pair, batch: Batch, settings: Settings) -> DecodeResult:
     """Decodes a batch with the target alone."""
     if settings.num_beams > 1:
+        _check_place_of_beams(pair)
         return _best(
             beam_decode(
                 pair.target,

@@ -81,17 +81,7 @@ def infer(
     examples = task.examples()
     if not examples:
         raise UserError(f"The task {task.name} has no examples.")
-    about = {
-        "model": model,
-        "draft": draft,
-        "checkpoint": pretrained.fingerprint(model, draft=draft),
-        "task": task.name,
-        "examples": hashlib.sha256(json.dumps(examples).encode()).hexdigest(),
-        "dtype": dtype,
-        "num_shards": num_shards,
-        **{k: v for k, v in dataclasses.asdict(settings).items() if k != "batch_size"},
-        "version": __version__,
-    }
+    about = _about(model, draft, task, examples, settings, dtype, num_shards)
     job = Path(run_dir, "job.json")
     _check_begun(job, about)
     paths = [
@@ -115,6 +105,29 @@ def infer(
                 numbers = range(i, len(examples), num_shards)
                 _write_shard(pair, paths[i], some, numbers, settings, about, progress)
     return _summarize(Path(run_dir), paths, task, time.monotonic() - began)
+
+
+def _about(
+    model: str,
+    draft: str | None,
+    task: Task,
+    examples: Sequence[Example],
+    settings: Settings,
+    dtype: str,
+    num_shards: int,
+) -> dict[str, Any]:
+    """What the rows depend on, as JSON; the devices and the batch size are not of it."""
+    return {
+        "model": model,
+        "draft": draft,
+        "checkpoint": pretrained.fingerprint(model, draft=draft),
+        "task": task.name,
+        "examples": hashlib.sha256(json.dumps(examples).encode()).hexdigest(),
+        "dtype": dtype,
+        "num_shards": num_shards,
+        **{k: v for k, v in dataclasses.asdict(settings).items() if k != "batch_size"},
+        "version": __version__,
+    }
 
 
 def _check_begun(path: Path, about: dict[str, Any]) -> None:

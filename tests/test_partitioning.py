@@ -1,5 +1,6 @@
 """Decoding on many devices: what one can show, and eight_devices.py in a process with eight."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -9,11 +10,13 @@ import jax
 import numpy as np
 import pytest
 
-from specdec_jax import ModelDrafter, speculative_decode
+from specdec_jax import ModelDrafter, pretrained, speculative_decode
+from specdec_jax.generate import Settings, generate
 from specdec_jax.partitioning import DataParallel, MeshParallel, initialize
 from specdec_jax.sharding import logical_axes, make_mesh
 
 from .conftest import sources, tiny_t5
+from .tiny_pair import tiny_pair
 
 ROOT = Path(__file__).parent.parent
 
@@ -43,6 +46,12 @@ def test_one_device_is_no_special_case(partitioner: DataParallel | MeshParallel)
     np.testing.assert_array_equal(result.tokens, alone.tokens)
     plain = partitioner.autoregressive_decode(target, params, inputs, max_new_tokens=12)
     np.testing.assert_array_equal(plain.tokens, alone.tokens)
+
+
+def test_beam_search_is_not_shared_by_rows() -> None:
+    pair = dataclasses.replace(pretrained.load(tiny_pair()), partitioner=DataParallel())
+    with pytest.raises(ValueError, match="on one device or on a mesh"):
+        list(generate(pair, ["The quick"], Settings(num_beams=2, gamma=1)))
 
 
 def test_every_parameter_has_axes() -> None:
