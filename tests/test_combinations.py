@@ -200,8 +200,14 @@ def test_every_combination(drafter: str, rule: str, sampling: str, batch: int) -
     check(drafter, RULES[rule], SAMPLINGS[sampling], batch=batch)
 
 
-@pytest.mark.parametrize("sampling", ["greedy", "temperature 1"])
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    ("rule", "sampling"),
+    [
+        pytest.param(rule, sampling, marks=[] if rule in often else pytest.mark.slow)
+        for sampling, often in (("greedy", ["exact"]), ("temperature 1", ["exact", "gumbel"]))
+        for rule in RULES
+    ],
+)
 @pytest.mark.parametrize("gamma", GAMMAS)
 def test_every_gamma_policy(gamma: str, rule: str, sampling: str) -> None:
     check("model", RULES[rule], SAMPLINGS[sampling], batch=4, gamma=GAMMAS[gamma])
