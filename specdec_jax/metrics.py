@@ -46,6 +46,8 @@ def bleu(predictions: Sequence[str], references: Sequence[str]) -> dict[str, flo
 def rouge(predictions: Sequence[str], references: Sequence[str]) -> dict[str, float]:
     """ROUGE-1, ROUGE-2 and ROUGE-L as T5 reports them: the mean F-measure, unstemmed.
 
+    T5 gives the middle of a bootstrap, which is this mean but for the bootstrap's noise.
+
     ROUGE-L is rouge-score's `rougeLsum`, which takes every line for a sentence; as in
     `t5.evaluation.metrics.rouge`, a line ends after " . ".
 
