@@ -21,6 +21,7 @@ KINDS = ("drafters", "rules")
 OUTPUT = "lines-infer.jsonl-00000-of-00001"
 FILES = sorted(str(path.relative_to(GIN)) for kind in KINDS for path in GIN.glob(f"{kind}/*.gin"))
 TASKS = sorted(str(path.relative_to(GIN)) for path in GIN.glob("tasks/*.gin"))
+RUNS = sorted(str(path.relative_to(GIN)) for path in GIN.glob("runs/*.gin"))
 MODELS = sorted(str(path.relative_to(GIN)) for path in GIN.glob("models/*.gin"))
 
 
@@ -94,7 +95,8 @@ def test_every_task_of_a_file(file, pair, tmp_path):
     inputs = f"--gin.INPUTS={str(tmp_path / 'pairs.tsv')!r}"
     name = json.dumps(str(tmp_path / "run"))
     flags = ["--gin.GAMMA=2", "--gin.MAX_NEW_TOKENS=8", "--gin.INPUT_LENGTH=32", inputs]
-    files = ["--gin_file=gin/runs/infer.gin", f"--gin_file=gin/{file}"]
+    run = "eval" if "restore" in file else "infer"
+    files = [f"--gin_file=gin/runs/{run}.gin", f"--gin_file=gin/{file}"]
     model = f"--gin.MODEL={str(pair)!r}"
     assert main.run(["infer", *files, f"--gin.RUN_DIR={name}", model, *flags]) == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -114,7 +116,7 @@ def test_every_task_of_seqio(file, pair, tmp_path, capsys):
         pytest.skip("seqio is installed: test_tasks_seqio.py reads these tasks")
 
 
-@pytest.mark.parametrize("file", [*FILES, *TASKS, *MODELS])
+@pytest.mark.parametrize("file", [*FILES, *TASKS, *MODELS, *RUNS])
 def test_every_file_opens_with_its_command(file):
     text = (GIN / file).read_text()
     assert text.startswith("# ") and f"--gin_file=gin/{file}" in text
