@@ -17,7 +17,7 @@ FLOORS = [
         "restoration",
         "sampling",
     },
-    {"extras", "text_lines", "types", "layers", "vocabulary"},
+    {"extras", "findings", "text_lines", "types", "layers", "vocabulary"},
     {"metrics", "ngram", "sharding", "verification", "t5", "data", "optimization", "stored"},
     {"checkpoints_hf", "checkpoints_t5x", "drafters.model", "drafters.prompt_lookup", "model"},
     {"checkpoints", "train_step"},
