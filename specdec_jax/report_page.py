@@ -34,6 +34,7 @@ def page(
     Raises:
       MissingExtraError: there are plots to draw, and matplotlib is not installed.
     """
+    walks = [finding for finding in findings if isinstance(finding, Walk)]
     template = Template((FOLDER / "page.html").read_text("utf-8"))
     return template.substitute(
         title=html.escape(title),
@@ -42,7 +43,7 @@ def page(
         script=(FOLDER / "walk.js").read_text("utf-8").rstrip(),
         headline=_section(headline, kind="headline") if headline else "",
         contents=_contents(findings, bool(environment)),
-        findings="\n".join(_section(finding) for finding in findings),
+        findings="\n".join(_section(f, explained=f in walks[:1]) for f in findings),
         environment=_environment(environment),
     )
 
@@ -59,13 +60,13 @@ def _contents(findings: Sequence[Finding], environment: bool) -> str:
     )
 
 
-def _section(finding: Finding, *, kind: str = "") -> str:
+def _section(finding: Finding, *, kind: str = "", explained: bool = False) -> str:
     """A finding under its title, with its note and the command that makes it."""
     kind = kind or type(finding).__name__.lower()
     if isinstance(finding, Table):
         body = _scroll(table_html(finding.columns, finding.rows, finding.cells()), finding.title)
     elif isinstance(finding, Walk):
-        body = walk_html(finding)
+        body = walk_html(finding, explained=explained)
     else:
         body = _plot(finding)
     notes = "".join(

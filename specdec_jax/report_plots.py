@@ -19,7 +19,7 @@ _ROLES = {
     _PAPER: "var(--paper)",
     **{colour: f"var(--series-{i})" for i, colour in enumerate(_SERIES)},
 }
-_MARKERS = "osD^vX"  # with the dashes, what tells lines apart without colour
+_MARKERS = "osD^vP"  # with the dashes, what tells lines apart without colour
 _MARKED = 10  # marks on a line, about
 _STYLE = {
     "svg.fonttype": "none",
@@ -29,6 +29,7 @@ _STYLE = {
     "axes.spines.right": False,
     "axes.linewidth": 0.7,
     "axes.grid": True,
+    "axes.axisbelow": True,
     "grid.color": _INK,
     "grid.alpha": 0.12,
     "grid.linewidth": 0.6,
@@ -158,6 +159,7 @@ def _svg(draw: Any, name: str, label: str, *, width: float, height: float) -> st
 def _inline(svg: str, name: str, label: str) -> str:
     """A stand-alone SVG file as a part of a page, where other ids and styles are about."""
     svg = svg[svg.index("<svg") :]
+    width = float(re.search(r'viewBox="0 0 ([\d.]+)', svg)[1])
     svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg, flags=re.S)
     svg = re.sub(r'\s(xmlns(:\w+)?|version|width|height)="[^"]*"', "", svg, count=5)
     svg = re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\g<1>{name}-", svg)
@@ -165,7 +167,11 @@ def _inline(svg: str, name: str, label: str) -> str:
     svg = re.sub(r"font-family: [^;\"]*;?|font: ([\d.]+px) [^;\"]*", _keep_size, svg)
     for colour, role in _ROLES.items():
         svg = svg.replace(colour, role)
-    return svg.replace("<svg", f'<svg role="img" aria-label="{html.escape(label)}"', 1).strip()
+    # All drawings have letters of one size, and shrink where there is no room.
+    start = (
+        f'<svg role="img" aria-label="{html.escape(label)}" style="max-width: {width / 12:.2f}rem"'
+    )
+    return svg.replace("<svg", start, 1).strip()
 
 
 def _keep_size(match: re.Match[str]) -> str:
