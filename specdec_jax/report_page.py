@@ -13,6 +13,7 @@ from specdec_jax.report_walk import walk_html
 from specdec_jax.resources import ASSETS
 
 FOLDER = ASSETS / "report"
+SHORT = 24  # characters of a cell that is not broken into lines
 
 
 def page(
@@ -94,7 +95,11 @@ def table_html(
 ) -> str:
     """Cells under headings; a column of numbers is set to the right."""
     numeric = [any(isinstance(row[i], int | float) for row in rows) for i in range(len(columns))]
-    of_column = [' class="number"' if n else "" for n in numeric]
+    short = [all(len(row[i]) <= SHORT for row in cells) for i in range(len(columns))]
+    of_column = [
+        ' class="number"' if n else ' class="short"' if s else ""
+        for n, s in zip(numeric, short, strict=True)
+    ]
     head = "".join(
         f'<th scope="col"{kind}>{html.escape(name)}</th>'
         for name, kind in zip(columns, of_column, strict=True)
@@ -103,7 +108,7 @@ def table_html(
     for row in cells:
         line = ""
         for i, (cell, kind) in enumerate(zip(row, of_column, strict=True)):
-            tag, scope = ("th", ' scope="row"') if i == 0 and not kind else ("td", "")
+            tag, scope = ("th", ' scope="row"') if i == 0 and not numeric[0] else ("td", "")
             line += f"<{tag}{scope}{kind}>{html.escape(cell)}</{tag}>"
         lines.append(f"<tr>{line}</tr>")
     body = "\n".join(lines)

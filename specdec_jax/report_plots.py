@@ -135,7 +135,7 @@ def draw_timeline(timeline: Timeline) -> str:
         axes.set_xlabel(unit_name)
 
     label = "; ".join([timeline.title, *map(told, timeline.lanes)])
-    return _svg(draw, timeline.name, f"{label}.", width=7.2, height=height)
+    return _svg(draw, timeline.name, f"{label}.", width=9, height=height)
 
 
 def _plain(text: str) -> str:
@@ -159,7 +159,7 @@ def _svg(draw: Any, name: str, label: str, *, width: float, height: float) -> st
 def _inline(svg: str, name: str, label: str) -> str:
     """A stand-alone SVG file as a part of a page, where other ids and styles are about."""
     svg = svg[svg.index("<svg") :]
-    width = float(re.search(r'viewBox="0 0 ([\d.]+)', svg)[1])
+    width = float(svg.partition('viewBox="0 0 ')[2].split()[0])
     svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg, flags=re.S)
     svg = re.sub(r'\s(xmlns(:\w+)?|version|width|height)="[^"]*"', "", svg, count=5)
     svg = re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\g<1>{name}-", svg)
@@ -168,9 +168,8 @@ def _inline(svg: str, name: str, label: str) -> str:
     for colour, role in _ROLES.items():
         svg = svg.replace(colour, role)
     # All drawings have letters of one size, and shrink where there is no room.
-    start = (
-        f'<svg role="img" aria-label="{html.escape(label)}" style="max-width: {width / 12:.2f}rem"'
-    )
+    size = f'style="max-width: {width / 12:.2f}rem"'
+    start = f'<svg role="img" aria-label="{html.escape(label)}" {size}'
     return svg.replace("<svg", start, 1).strip()
 
 

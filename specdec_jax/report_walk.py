@@ -32,12 +32,13 @@ def walk_html(walk: Walk, *, explained: bool) -> str:
     rounds = "".join(
         _round(f"{walk.name}-{i}", i, tokens, number) for i, tokens in enumerate(walk.rounds, 1)
     )
+    lines = max((len(token.likely) for tokens in walk.rounds for token in tokens), default=0)
     return f"""
 <dl class="texts"><dt>Source</dt><dd>{html.escape(walk.source)}</dd>
 <dt>Output</dt><dd>{html.escape(walk.output)}</dd></dl>
 {f'<p class="key">{_KEY}</p>' * explained}
 <div class="viewer" role="group" aria-roledescription="trace viewer" tabindex="0"
- aria-label="{number} rounds of {html.escape(walk.title)}">
+ style="--lines: {lines}" aria-label="{number} rounds of {html.escape(walk.title)}">
 <div class="controls" data-scripted hidden><button type="button">← Previous</button>
 <p role="status"></p><button type="button">Next →</button><p class="hint">{_KEYS}</p></div>
 <ol class="strip" data-scripted hidden aria-label="All rounds">{strip}</ol>
@@ -108,8 +109,8 @@ def _tip(token: TokenView) -> str:
     name = f'<span class="piece">{_piece(token.piece)}</span> {html.escape(token.status)}'
     if token.status == "unread":
         return (
-            f"<p>{name}: q = {probability(token.q)}. Unread: what the target made of it does not count, "
-            "as the text goes on otherwise before it.</p>"
+            f"<p>{name}: q = {probability(token.q)}. What the target made of it does not count: "
+            "the text goes on otherwise before it.</p>"
         )
     facts = [f"p = {probability(token.p)}"]
     if token.q is None:
@@ -120,14 +121,16 @@ def _tip(token: TokenView) -> str:
         facts.append(f"p/q = {token.p / token.q:.3g}")
     if not token.likely:
         return f"<p>{name}: {', '.join(facts)}.</p>"
+    drafted = any(q is not None for _, _, q in token.likely)
+    q_head = '<th scope="col" class="number">q</th>' if drafted else ""
     rows = "".join(
         f'<tr{" class=itself" * (piece == token.piece)}><th scope="row">{_piece(piece)}</th>'
-        f"{_share(p)}{_share(q)}</tr>"
+        f"{_share(p)}{_share(q) if drafted else ''}</tr>"
         for piece, p, q in token.likely
     )
     return f"""<p>{name}: {", ".join(facts)}. The target's likeliest here:</p>
 <table><thead><tr><th scope="col">token</th><th scope="col" class="number">p</th>
-<th scope="col" class="number">q</th></tr></thead><tbody>{rows}</tbody></table>"""
+{q_head}</tr></thead><tbody>{rows}</tbody></table>"""
 
 
 def _share(value: float | None) -> str:
