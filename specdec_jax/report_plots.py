@@ -7,6 +7,7 @@ drawing serves light, dark and print.
 import html
 import io
 import re
+import warnings
 from typing import Any
 
 from specdec_jax.extras import require
@@ -106,9 +107,9 @@ def draw_timeline(timeline: Timeline) -> str:
     height = 0.9 + 0.62 * rows  # inches
 
     def told(lane: Lane) -> str:
-        counts = [f"{calls(lane, model)} {model} calls" for model in ("target", "draft")]
-        shown = counts if calls(lane, "draft") else counts[:1]
-        return f"{lane.label}: {', '.join(shown)}, {seconds(lane) * unit:.3g} {unit_name}"
+        counts = [(calls(lane, model), model) for model in ("target", "draft")]
+        shown = [f"{n} {model} call{'s' * (n > 1)}" for n, model in counts if n]
+        return f"{lane.label}: {', '.join([*shown, f'{seconds(lane) * unit:.3g} {unit_name}'])}"
 
     def draw(axes: Any) -> None:
         for i, lane in enumerate(timeline.lanes):
@@ -150,9 +151,12 @@ def _svg(draw: Any, name: str, label: str, *, width: float, height: float) -> st
         figure = require("matplotlib.figure", extra="report").Figure((width, height))
         draw(figure.add_subplot())
         file = io.StringIO()
-        figure.savefig(
-            file, format="svg", transparent=True, bbox_inches="tight", metadata={"Date": None}
-        )
+        with warnings.catch_warnings():
+            # The page's fonts draw the text, and may well have what matplotlib's lacks.
+            warnings.filterwarnings("ignore", "Glyph .* missing")
+            figure.savefig(
+                file, format="svg", transparent=True, bbox_inches="tight", metadata={"Date": None}
+            )
     return _inline(file.getvalue(), name, label)
 
 
