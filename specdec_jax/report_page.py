@@ -73,6 +73,8 @@ def _section(finding: Finding, *, kind: str = "", explained: bool = False) -> st
     notes = "".join(
         f'\n<p class="note">{html.escape(line)}</p>' for line in finding.note.splitlines() if line
     )
+    if isinstance(finding, Figure | Timeline):
+        notes += _values(finding)
     command = finding.command if isinstance(finding, Table) else ""
     command = f"\n<pre><code>{html.escape(command)}</code></pre>" if command else ""
     return (
@@ -116,15 +118,19 @@ def table_html(
 
 
 def _plot(finding: Figure | Timeline) -> str:
-    """A drawing, and its values for who can't see it or wants them."""
     svg = draw_figure(finding) if isinstance(finding, Figure) else draw_timeline(finding)
+    return f'<figure class="plot">{svg}</figure>'
+
+
+def _values(finding: Figure | Timeline) -> str:
+    """What a drawing shows, for who can't see it or wants the values."""
     columns, rows = values(finding)
-    cells = [[f"{v:.6g}" if isinstance(v, float) else str(v or "") for v in row] for row in rows]
+    cells = [
+        [f"{v:.6g}" if isinstance(v, float) else "" if v is None else str(v) for v in row]
+        for row in rows
+    ]
     table = _scroll(table_html(columns, rows, cells), f"Values of {finding.title}")
-    return (
-        f'<figure><div class="plot">{svg}</div></figure>\n'
-        f"<details><summary>Values</summary>{table}</details>"
-    )
+    return f"\n<details><summary>Values</summary>{table}</details>"
 
 
 def _environment(facts: dict[str, Any]) -> str:

@@ -65,7 +65,9 @@ def summary(tokens: tuple[TokenView, ...]) -> str:
     if last == "bonus":
         all_of_them = "The only guess stands" if guesses == 1 else f"All {guesses} guesses stand"
         return f"{all_of_them}; the target adds a bonus"
-    stand = f"{accepted or 'None'} of {guesses} stand{'s' * (accepted < 2)}"
+    stand = f"{accepted or 'None'} of {guesses} guesses stand{'s' * (accepted < 2)}"
+    if guesses == 1:
+        stand = "The only guess stands" if accepted else "The only guess falls"
     if last == "corrected":
         return f"{stand}; the target corrects guess {accepted + 1}"
     return f"{stand}; the text ends there"

@@ -254,10 +254,10 @@ def test_tokens_tell_p_and_q_to_the_keyboard_and_to_readers(page):
 @pytest.mark.parametrize(
     ("number", "words"),
     [
-        (0, "1 of 3 stands; the target corrects guess 2"),
+        (0, "1 of 3 guesses stands; the target corrects guess 2"),
         (1, "The only guess stands; the target adds a bonus"),
         (2, "No guess; the target writes its own token"),
-        (3, "1 of 2 stands; the text ends there"),
+        (3, "1 of 2 guesses stands; the text ends there"),
     ],
 )
 def test_a_round_is_summed_up(number, words):

@@ -71,7 +71,7 @@ def test_buttons_step_too(opened):
     opened.ask('document.querySelectorAll("#figure1 .strip button")[3].click()')
     assert opened.ask(SHOWN) == [4]
     current = 'document.querySelector("#figure1 [aria-current=step]").getAttribute("aria-label")'
-    assert opened.ask(current) == "Round 4 of 4: 1 of 2 stands; the text ends there"
+    assert opened.ask(current) == "Round 4 of 4: 1 of 2 guesses stands; the text ends there"
 
 
 def test_the_text_grows_with_the_rounds(opened):
