@@ -1,11 +1,13 @@
 """The page of a report as a browser has it: its keys, its tips, light, dark and print."""
 
+import dataclasses
+
 import pytest
 
 from specdec_jax import findings
 from specdec_jax.report import report
 from tests.chromium import Chromium, find
-from tests.report_samples import ALL, NASTY
+from tests.report_samples import ALL, NASTY, WALK
 
 pytest.importorskip("matplotlib", reason="needs specdec_jax[report]")
 
@@ -134,6 +136,21 @@ def test_without_scripts_all_rounds_are_there(browser, page):
     assert browser.ask(SHOWN) == [1, 2, 3, 4]
     assert browser.ask('document.querySelector("#figure1 .controls").checkVisibility()') is False
     browser.call("Emulation.setScriptExecutionDisabled", value=False)
+
+
+def test_a_long_decode_keeps_its_round_in_sight(browser, tmp_path):
+    findings.save(tmp_path, dataclasses.replace(WALK, rounds=WALK.rounds * 100))
+    findings.save(tmp_path, dataclasses.replace(WALK, name="empty", rounds=()))
+    browser.open(report(tmp_path))
+    browser.ask('document.querySelector("#figure1 .viewer").focus()')
+    browser.press("End", "ArrowLeft")
+    assert (browser.ask(SHOWN), browser.ask(STATUS)) == ([399], "Round 399 of 400")
+    place = """(() => {
+      const list = document.querySelector("#figure1 .strip").getBoundingClientRect();
+      const at = document.querySelector("#figure1 [aria-current]").getBoundingClientRect();
+      return at.top >= list.top && at.bottom <= list.bottom && list.height < 200;
+    })()"""
+    assert browser.ask(place)
 
 
 def test_no_part_is_wider_than_the_page(opened):

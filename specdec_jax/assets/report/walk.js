@@ -1,7 +1,7 @@
 "use strict";
 // Shows a walk one round at a time. Without this script all rounds stand below each other.
 (() => {
-  const viewers = [...document.querySelectorAll(".viewer")].map(setUp);
+  const viewers = [...document.querySelectorAll(".viewer:has(.round)")].map(setUp);
 
   function setUp(root) {
     const find = (selector) => [...root.querySelectorAll(selector)];
