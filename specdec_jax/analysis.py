@@ -142,25 +142,32 @@ def break_even_alpha(gamma: Values, c: Values, verification_cost: Values = 1.0) 
     return np.where(walltime_improvement(1.0, gamma, c, v) < 1, np.nan, high)[()]
 
 
-def expected_rounds(alpha: float, gamma: int, tokens: int) -> float:
-    """Rounds that write exactly `tokens` tokens, the last of which may be cut short.
+def expected_rounds(alpha: float, gamma: int, tokens: Values) -> float:
+    """Rounds until every row of a batch has its tokens; a row's last round may be cut short.
 
     Eq. 1 is of an endless decode; of a short one the last round's guesses lead past the end.
-    By the renewal equation R(n) = 1 + sum_k P(k) R(n - k), R = 0 from 0 down, over the
-    distribution of a round's tokens.
+    With S_r the tokens of r independent rounds, the rows n_1, n_2, ... need
+
+        sum_{r >= 0} (1 - prod_i P(S_r >= n_i)).
 
     Args:
       alpha: in [0, 1].
       gamma: 0 or above.
-      tokens: 0 or above.
+      tokens: int[B] or a number, 0 or above: what each row writes.
     """
     alpha, gamma = float(_rate(alpha)), int(_count(gamma))
+    lengths = np.atleast_1d(_count(tokens)).astype(int)
     chances = (1 - alpha) * alpha ** np.arange(gamma)
     chances = np.append(chances, alpha**gamma)  # of 1 .. gamma + 1 tokens
-    rounds = np.zeros(tokens + gamma + 1)  # rounds[gamma + n] is R(n)
-    for n in range(1, tokens + 1):
-        rounds[gamma + n] = 1 + chances @ rounds[n - 1 : gamma + n][::-1]
-    return float(rounds[gamma + tokens])
+    written = np.zeros(lengths.max() + 1)  # P(S_r = n); what is at the longest or past it, 0
+    written[0] = 1.0
+    rounds = 0.0
+    for _ in range(lengths.max()):
+        unfinished = np.cumsum(written)  # P(S_r <= n)
+        still = np.where(lengths > 0, unfinished[np.maximum(lengths, 1) - 1], 0.0)
+        rounds += 1 - np.prod(1 - still)
+        written = np.convolve(written, np.append(0.0, chances))[: len(written)]
+    return float(rounds)
 
 
 def decode_improvement(
@@ -169,31 +176,45 @@ def decode_improvement(
     c: float,
     verification_cost: float = 1.0,
     *,
-    tokens: float,
+    tokens: Values,
     prefill: float = 0.0,
     draft_prefill: float = 0.0,
 ) -> float:
-    """Theorem 3.8 of whole decodes: the source is read, by target and draft, and ends are cut.
+    """Theorem 3.8 of whole decodes: sources are read, by target and draft, and ends are cut.
 
-        (prefill + tokens) / (prefill + draft_prefill + R(tokens) (gamma c + v))
+        (prefill + max n) / (prefill + draft_prefill + R(n) (gamma c + v)), R of `expected_rounds`
 
-    It goes to `walltime_improvement` as `tokens` grows. Everything is in calls of the target
-    on one token.
+    It goes to `walltime_improvement` as one row's `tokens` grow. Everything is in calls of the
+    target on one token of each row.
 
     Args:
       alpha: in [0, 1].
       gamma: 0 or above.
       c: of a guess.
       verification_cost: v, of gamma + 1 tokens.
-      tokens: of the output, their mean; between whole numbers R is interpolated.
-      prefill: the target's reading of a source.
+      tokens: n, int[B] or a number: what each row of the batch writes.
+      prefill: the target's reading of the sources.
       draft_prefill: the draft's.
     """
-    whole = int(np.floor(tokens))
-    below, above = (expected_rounds(alpha, gamma, n) for n in (whole, whole + 1))
-    rounds = below + (tokens - whole) * (above - below)
+    alone = prefill + float(np.max(tokens))
+    return alone / (
+        draft_prefill
+        + decode_cost(alpha, gamma, c, verification_cost, tokens=tokens, prefill=prefill)
+    )
+
+
+def decode_cost(
+    alpha: float,
+    gamma: int,
+    c: float,
+    verification_cost: float = 1.0,
+    *,
+    tokens: Values,
+    prefill: float = 0.0,
+) -> float:
+    """What a speculative decode takes, in calls of the target on one token of each row."""
     v = float(_positive(verification_cost, "verification_cost"))
-    return (prefill + tokens) / (prefill + draft_prefill + rounds * (gamma * c + v))
+    return prefill + expected_rounds(alpha, gamma, tokens) * (gamma * c + v)
 
 
 def _rate(alpha: Values) -> Any:

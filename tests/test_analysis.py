@@ -77,13 +77,21 @@ def test_the_formulas_are_those_of_the_process(alpha, gamma, c, v, seed):
 
 
 @settings(max_examples=15, deadline=None)
-@given(alpha=RATES, gamma=st.integers(0, 8), length=st.integers(1, 40), seed=st.integers(0, 99))
-def test_the_rounds_of_a_short_decode(alpha, gamma, length, seed):
-    tokens = rounds(np.random.default_rng(seed), alpha, gamma, 2_000 * length)
-    ends = np.cumsum(tokens.reshape(2_000, length), axis=1)
-    needed = 1 + (ends < length).sum(axis=1)
-    bound = 5 * max(needed.std(), 1e-2) / np.sqrt(len(needed))
-    assert expected_rounds(alpha, gamma, length) == pytest.approx(needed.mean(), abs=bound)
+@given(
+    alpha=RATES,
+    gamma=st.integers(0, 8),
+    lengths=st.lists(st.integers(0, 30), min_size=1, max_size=3),
+    seed=st.integers(0, 99),
+)
+def test_the_rounds_of_short_decodes(alpha, gamma, lengths, seed):
+    rng, most, count = np.random.default_rng(seed), max(lengths), 2_000
+    needed = []
+    for length in lengths:
+        ends = np.cumsum(rounds(rng, alpha, gamma, count * max(most, 1)).reshape(count, -1), axis=1)
+        needed.append((length > 0) * (1 + (ends < length).sum(axis=1)))
+    last = np.max(needed, axis=0)
+    bound = 5 * max(last.std(), 1e-2) / np.sqrt(count)
+    assert expected_rounds(alpha, gamma, lengths) == pytest.approx(last.mean(), abs=bound)
 
 
 @given(alpha=RATES, gamma=GAMMAS, c=COSTS, v=st.floats(0.5, 5))
@@ -162,13 +170,15 @@ def test_break_even(gamma, c, v):
 
 def test_whole_decodes_go_to_the_theorem():
     speed = walltime_improvement(0.8, 5, 0.05, 1.4)
-    assert decode_improvement(0.8, 5, 0.05, 1.4, tokens=100_000) == pytest.approx(speed, rel=1e-3)
+    assert decode_improvement(0.8, 5, 0.05, 1.4, tokens=3_000) == pytest.approx(speed, rel=2e-3)
     short = decode_improvement(0.8, 5, 0.05, 1.4, tokens=12, prefill=4, draft_prefill=1)
     assert short < decode_improvement(0.8, 5, 0.05, 1.4, tokens=12) < speed
     # One token: a round for it, whatever was guessed.
     assert decode_improvement(0.8, 5, 0.05, 1.4, tokens=1) == pytest.approx(1 / (0.25 + 1.4))
-    halves = [decode_improvement(0.8, 5, 0.05, 1.4, tokens=n) for n in (7, 7.5, 8)]
-    assert halves[0] < halves[1] < halves[2] or halves[0] > halves[1] > halves[2]
+    # A batch waits for its slowest row.
+    assert decode_improvement(0.8, 5, 0.05, tokens=[40, 40]) < decode_improvement(
+        0.8, 5, 0.05, tokens=[40]
+    )
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,15 @@ FLOORS = [
     {"checkpoints", "train_step"},
     {"arguments", "conversion", "drafters.early_exit", "seqio_tasks", "training_run"},
     {"beam", "decoding", "pretrained", "train"},
-    {"", "costs", "partitioning", "t5x_adapter", "tasks", "trace"},  # "" is the package itself
+    {
+        "",
+        "acceptance",
+        "costs",
+        "partitioning",
+        "t5x_adapter",
+        "tasks",
+        "trace",
+    },  # "" is the package itself
     {"generate", "gin_jobs", "plan", "t5x_decoding", "t5x_gin", "terminal"},
     {"batch_job", "benchmark_table", "evaluation", "rule_table", "speed"},
     {"demo", "draft_table", "gamma_table", "ngram_training", "text_run"},
