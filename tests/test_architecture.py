@@ -34,8 +34,9 @@ FLOORS = [
     },  # "" is the package itself
     {"generate", "gin_jobs", "plan", "t5x_decoding", "t5x_gin", "terminal"},
     {"batch_job", "benchmark_table", "evaluation", "rule_table", "speed"},
-    {"demo", "draft_table", "gamma_table", "ngram_training", "text_run"},
-    {"benchmark", "infer"},
+    {"demo", "draft_table", "gamma_table", "measuring", "ngram_training", "text_run"},
+    {"baselines", "infer"},
+    {"benchmark"},
     {"main"},
 ]
 FLOOR_OF = {module: number for number, floor in enumerate(FLOORS) for module in floor}
