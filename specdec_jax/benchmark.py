@@ -11,19 +11,15 @@ ready. What has not run before runs once untimed: compilation is outside, and re
 """
 
 import dataclasses
-import datetime
 import functools
-import json
-import os
-import platform
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from specdec_jax import __version__, baselines, measuring, partitioning, pretrained
-from specdec_jax.benchmark_table import BenchmarkRow, Speedup, as_csv, table
+from specdec_jax import baselines, measuring, partitioning, pretrained
+from specdec_jax.benchmark_table import BenchmarkRow, table
 from specdec_jax.costs import measure_costs, median_costs
 from specdec_jax.errors import UserError
 from specdec_jax.generate import (
@@ -35,6 +31,7 @@ from specdec_jax.generate import (
     decoders,
 )
 from specdec_jax.pretrained import Pair
+from specdec_jax.record import Record
 from specdec_jax.sampling import Sampling
 from specdec_jax.tasks import Task
 from specdec_jax.terminal import JobProgress, say
@@ -92,7 +89,7 @@ def benchmark(
         for temperature in temperatures
         for gamma in gammas
     ]
-    record = _Record(Path(run_dir), _about(model, task, settings, lines, repeats, dtype))
+    record = Record(Path(run_dir), _about(model, task, settings, lines, repeats, dtype))
     with JobProgress(len(asked)) as progress:
         progress.skip(len(record.rows))
         for draft, temperature, gamma in asked:
@@ -121,11 +118,17 @@ def measure(
     """
     assert isinstance(settings.gamma, int)
     work = list(batches(pair, lines, settings))
-    ways = {
+    ways: dict[str, measuring.Way] = {
         measuring.SPECULATIVE: lambda batch: decode(pair, batch, settings),
         measuring.OURS: lambda batch: decode_plain(pair, batch, settings),
-        **baselines.ways(pair, settings),
     }
+    if pair.partitioner is None:
+        ways |= baselines.ways(
+            pair.target,
+            pair.target_params,
+            max_new_tokens=settings.max_new_tokens,
+            sampling=settings.sampling,
+        )
     race = measuring.race(ways, work, repeats=repeats, seed=settings.seed)
     step = -(-len(work) // _COST_SOURCES)
     costs = median_costs(
@@ -153,52 +156,6 @@ def measure(
     )
 
 
-class _Record:
-    """The run directory: rows as they come."""
-
-    def __init__(self, run_dir: Path, about: dict[str, Any]):
-        """Reads what an interrupted run has left; refuses another benchmark's."""
-        self.run_dir, self._file = run_dir, run_dir / "rows.jsonl"
-        run_dir.mkdir(parents=True, exist_ok=True)
-        job = run_dir / "job.json"
-        text = json.dumps(about, indent=1) + "\n"
-        if job.exists() and json.loads(job.read_text("utf-8")) != json.loads(text):
-            raise UserError(
-                f"{run_dir} holds the benchmark of another model, task or setting: give another "
-                "RUN_DIR."
-            )
-        job.write_text(text, "utf-8")
-        self.rows = self._read()
-
-    def _read(self) -> list[BenchmarkRow]:
-        rows = []
-        lines = self._file.read_bytes().split(b"\n") if self._file.exists() else []
-        for line in lines[:-1]:  # a line that was cut off is measured again
-            fields = json.loads(line)
-            fields["speedups"] = {k: Speedup(*v) for k, v in fields["speedups"].items()}
-            rows.append(BenchmarkRow(**fields))
-        self._file.write_bytes(b"".join(line + b"\n" for line in lines[:-1]))
-        return rows
-
-    @property
-    def done(self) -> set[tuple[str, float, int]]:
-        """The drafts, temperatures and gammas that were measured."""
-        return {(row.draft, row.temperature, row.gamma) for row in self.rows}
-
-    def add(self, row: BenchmarkRow) -> None:
-        """Keeps a measurement."""
-        self.rows.append(row)
-        with self._file.open("ab") as f:
-            f.write(json.dumps(dataclasses.asdict(row)).encode() + b"\n")
-
-    def finish(self) -> None:
-        """Writes the tables, and what they were measured on."""
-        (self.run_dir / "benchmark.md").write_text(table(self.rows) + "\n", "utf-8")
-        (self.run_dir / "benchmark.csv").write_text(as_csv(self.rows), "utf-8")
-        text = json.dumps(environment(), indent=1) + "\n"
-        (self.run_dir / "environment.json").write_text(text, "utf-8")
-
-
 def _about(
     model: str, task: Task, settings: Settings, lines: Sequence[str], repeats: int, dtype: str
 ) -> dict[str, Any]:
@@ -206,29 +163,3 @@ def _about(
     del kept["gamma"], kept["sampling"]
     names = {"model": model, "checkpoint": pretrained.fingerprint(model), "task": task.name}
     return {**names, **kept, "examples": len(lines), "repeats": repeats, "dtype": dtype}
-
-
-def environment() -> dict[str, Any]:
-    """What a measurement depends on, beside what was asked for."""
-    return {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "specdec_jax": __version__,
-        **{f"version of {name}": version for name, version in baselines.versions().items()},
-        "python": platform.python_version(),
-        "back end": jax.default_backend(),
-        "devices": [device.device_kind for device in jax.local_devices()],
-        "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
-        "load before": os.getloadavg()[0],
-        "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
-    }
-
-
-def _processor() -> str:
-    """Its model, where Linux tells."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()

@@ -85,6 +85,7 @@ def measure_costs(
     gammas: Sequence[int],
     max_new_tokens: int,
     sampling: Sampling,
+    repeats: int = REPEATS,
 ) -> Costs:
     """What a guess and a verification cost, in calls of the target on one token.
 
@@ -98,6 +99,7 @@ def measure_costs(
         apart and counts to the verification.
       max_new_tokens: N.
       sampling: temperature, top-k, top-p.
+      repeats: timed runs of each kind; their median counts.
     """
     rest: dict[str, Any] = {"max_new_tokens": max_new_tokens, "sampling": sampling, "eos_id": -1}
 
@@ -110,7 +112,9 @@ def measure_costs(
 
     most = gammas[-1]
     runs = [plain, guessing(1, most), *(guessing(gamma, gamma) for gamma in gammas)]
-    reading, (alone, few, *full) = _time_rounds(models, inputs, max_new_tokens + most + 1, runs)
+    reading, (alone, few, *full) = _time_rounds(
+        models, inputs, max_new_tokens + most + 1, runs, repeats
+    )
     more = full[-1].guesses - few.guesses
     guess = max(0.0, full[-1].seconds - few.seconds) / more if more > 0.5 else 0.0
     return Costs(
@@ -184,7 +188,11 @@ class _Reading(NamedTuple):
 
 
 def _time_rounds(
-    models: Decoders, inputs: Array, length: int, decodes: Sequence[Callable[[], DecodeResult]]
+    models: Decoders,
+    inputs: Array,
+    length: int,
+    decodes: Sequence[Callable[[], DecodeResult]],
+    repeats: int = REPEATS,
 ) -> tuple[_Reading, list[_Round]]:
     """Runs decodes in turn, compiled before; a round's time is the median."""
 
@@ -212,7 +220,7 @@ def _time_rounds(
     runs = [read, read_both, *decodes]
     results = [jax.device_get(decode()) for decode in decodes]
     jax.block_until_ready((read(), read_both()))
-    times = zip(*([seconds(run) for run in runs] for _ in range(REPEATS)), strict=True)
+    times = zip(*([seconds(run) for run in runs] for _ in range(repeats)), strict=True)
     reading, both, *decoding = (statistics.median(each) for each in times)
     rounds = []
     for result, each in zip(results, decoding, strict=True):

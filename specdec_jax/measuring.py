@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import random
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -24,7 +25,7 @@ from specdec_jax.types import DecodeResult
 SPECULATIVE, OURS = "speculative", "the target alone"
 FAR_OFF = 0.15  # EXP against measured, beyond which a row explains itself
 
-Way = Callable[[Batch], DecodeResult]
+Way = Callable[[Batch], Any]  # a `DecodeResult`, or another's result with tokens and lengths
 
 _RESAMPLES = 1000  # of the batches, for the intervals
 
@@ -101,8 +102,23 @@ def as_row(
     gamma: int,
     batch_size: int,
     seed: int,
+    same_tokens: bool | None = None,
 ) -> BenchmarkRow:
-    """A race as a line of Table 2, with what section 3 says beside what was measured."""
+    """A race as a line of Table 2, with what section 3 says beside what was measured.
+
+    Args:
+      found: the race.
+      costs: measured of the same batches, of `gamma`.
+      task: what was decoded.
+      draft: its name.
+      temperature: of the decodes.
+      gamma: guesses a round.
+      batch_size: rows decoded together.
+      seed: of the resampling behind intervals.
+      same_tokens: whether every way should give the same; None: at temperature 0.
+    """
+    if same_tokens is None:
+        same_tokens = temperature == 0
     speculative = found.results[SPECULATIVE]
     alpha = acceptance.of_decodes(speculative, seed=seed).alpha
     verification = costs.verification[gamma]
@@ -133,7 +149,7 @@ def as_row(
             for name in found.seconds
         },
         compile_seconds=found.compile_seconds,
-        identical=found.identical if temperature == 0 else None,
+        identical=found.identical if same_tokens else None,
         rows=sum(len(result.lengths) for result in speculative),
         reason="",
     )

@@ -24,9 +24,9 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
     """Lets a round take 1 s alone, 0.25 s a guess and 1.5 + 0.1 gamma s verified."""
     rounds: list[list[Any]] = []
 
-    def time_rounds(models: Any, inputs: Any, length: int, decodes: Any) -> tuple[Any, list[Any]]:
+    def time_rounds(*arguments: Any) -> tuple[Any, list[Any]]:
         found = []
-        for decode in decodes:
+        for decode in arguments[3]:
             result = decode()
             calls, gamma = int(result.target_calls), result.drafted.shape[1]
             guesses = int(result.drafted.sum()) / calls
