@@ -12,6 +12,7 @@
     specdec train_ngram                     count an n-gram table, which is a draft
     specdec convert SOURCE OUTPUT           T5X's or Hugging Face's weights as ours
     specdec plan                            the memory a pair needs of its devices
+    specdec report RUN_DIR                  what a run found, as a page
     specdec version
 
 Reads flags and files, and says in one sentence what is wrong with them; what it
@@ -81,6 +82,7 @@ def _build_parser() -> argparse.ArgumentParser:
     )
     _add_convert(commands)
     _add_plan(commands)
+    _add_report(commands)
     commands.add_parser("version", help="print the version")
     return parser
 
@@ -418,6 +420,26 @@ def _plan(arguments: argparse.Namespace) -> int:
         for name in arguments.hardware or plan.HARDWARE
     ]
     print(plan.table(plans))
+    return 0
+
+
+def _add_report(commands: Any) -> None:
+    parser = commands.add_parser(
+        "report",
+        help="what a run found, as one page: tables, plots, a decode to step through",
+        description="Writes RUN_DIR/report.html, report.md and tables/*.csv from what is under "
+        "RUN_DIR/findings, and prints their paths. Needs specdec_jax[report].",
+        allow_abbrev=False,
+    )
+    parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="of specdec reproduce")
+    parser.set_defaults(run=_report)
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    from specdec_jax import report
+
+    for path in report.report_files(arguments.run_dir):
+        print(path)
     return 0
 
 

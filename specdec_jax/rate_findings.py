@@ -194,7 +194,9 @@ def measure_lenience(
     found = []
     for sampling in (_SAMPLED, GREEDY):
         for lenience in leniences:
-            lenient: dict[str, Any] = {} if lenience == 1 else {"rule": "lenient", "lenience": lenience}
+            lenient: dict[str, Any] = (
+                {} if lenience == 1 else {"rule": "lenient", "lenience": lenience}
+            )
             now = dataclasses.replace(settings, gamma=_GAMMA, sampling=sampling, **lenient)
             tokens = rounds = 0
             results = []

@@ -1,0 +1,139 @@
+"""The page of a report: one HTML file that needs nothing beside it."""
+
+import html
+import json
+from collections.abc import Sequence
+from string import Template
+from typing import Any
+
+from specdec_jax.findings import Figure, Finding, Table, Timeline, Value, Walk
+from specdec_jax.report_plots import draw_figure, draw_timeline
+from specdec_jax.report_values import values
+from specdec_jax.report_walk import walk_html
+from specdec_jax.resources import ASSETS
+
+FOLDER = ASSETS / "report"
+
+
+def page(
+    title: str,
+    about: str,
+    headline: Table | None,
+    findings: Sequence[Finding],
+    environment: dict[str, Any],
+) -> str:
+    """The report as HTML.
+
+    Args:
+      title: of the page.
+      about: a line below it.
+      headline: shown first, big.
+      findings: in their order.
+      environment: facts, shown last.
+
+    Raises:
+      MissingExtraError: there are plots to draw, and matplotlib is not installed.
+    """
+    template = Template((FOLDER / "page.html").read_text("utf-8"))
+    return template.substitute(
+        title=html.escape(title),
+        about=html.escape(about),
+        style=(FOLDER / "style.css").read_text("utf-8").rstrip(),
+        script=(FOLDER / "walk.js").read_text("utf-8").rstrip(),
+        headline=_section(headline, kind="headline") if headline else "",
+        contents=_contents(findings, bool(environment)),
+        findings="\n".join(_section(finding) for finding in findings),
+        environment=_environment(environment),
+    )
+
+
+def _contents(findings: Sequence[Finding], environment: bool) -> str:
+    links = [(finding.name, finding.title) for finding in findings]
+    links += [("environment", "Environment")] * environment
+    items = "\n".join(
+        f'<li><a href="#{name}">{html.escape(title)}</a></li>' for name, title in links
+    )
+    return (
+        '<nav class="contents" aria-labelledby="contents-title"><h2 id="contents-title">Contents'
+        f"</h2>\n<ol>\n{items}\n</ol></nav>"
+    )
+
+
+def _section(finding: Finding, *, kind: str = "") -> str:
+    """A finding under its title, with its note and the command that makes it."""
+    kind = kind or type(finding).__name__.lower()
+    if isinstance(finding, Table):
+        body = _scroll(table_html(finding.columns, finding.rows, finding.cells()), finding.title)
+    elif isinstance(finding, Walk):
+        body = walk_html(finding)
+    else:
+        body = _plot(finding)
+    notes = "".join(
+        f'\n<p class="note">{html.escape(line)}</p>' for line in finding.note.splitlines() if line
+    )
+    command = finding.command if isinstance(finding, Table) else ""
+    command = f"\n<pre><code>{html.escape(command)}</code></pre>" if command else ""
+    return (
+        f'<section class="{kind}" id="{finding.name}" aria-labelledby="{finding.name}-title">\n'
+        f'<h2 id="{finding.name}-title">{html.escape(finding.title)}</h2>\n'
+        f"{body}{notes}{command}\n</section>"
+    )
+
+
+def _scroll(table: str, title: str) -> str:
+    """Wide tables scroll by themselves, by keyboard too."""
+    return (
+        f'<div class="scroll" role="region" tabindex="0" aria-label="{html.escape(title)}">'
+        f"{table}</div>"
+    )
+
+
+def table_html(
+    columns: Sequence[str], rows: Sequence[Sequence[Value]], cells: Sequence[Sequence[str]]
+) -> str:
+    """Cells under headings; a column of numbers is set to the right."""
+    numeric = [any(isinstance(row[i], int | float) for row in rows) for i in range(len(columns))]
+    of_column = [' class="number"' if n else "" for n in numeric]
+    head = "".join(
+        f'<th scope="col"{kind}>{html.escape(name)}</th>'
+        for name, kind in zip(columns, of_column, strict=True)
+    )
+    lines = []
+    for row in cells:
+        line = ""
+        for i, (cell, kind) in enumerate(zip(row, of_column, strict=True)):
+            tag, scope = ("th", ' scope="row"') if i == 0 and not kind else ("td", "")
+            line += f"<{tag}{scope}{kind}>{html.escape(cell)}</{tag}>"
+        lines.append(f"<tr>{line}</tr>")
+    body = "\n".join(lines)
+    return f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table>"
+
+
+def _plot(finding: Figure | Timeline) -> str:
+    """A drawing, and its values for who can't see it or wants them."""
+    svg = draw_figure(finding) if isinstance(finding, Figure) else draw_timeline(finding)
+    columns, rows = values(finding)
+    cells = [[f"{v:.6g}" if isinstance(v, float) else str(v or "") for v in row] for row in rows]
+    table = _scroll(table_html(columns, rows, cells), f"Values of {finding.title}")
+    return (
+        f'<figure><div class="plot">{svg}</div></figure>\n'
+        f"<details><summary>Values</summary>{table}</details>"
+    )
+
+
+def _environment(facts: dict[str, Any]) -> str:
+    if not facts:
+        return ""
+    items = "\n".join(
+        f"<dt>{html.escape(name)}</dt><dd>{html.escape(fact_text(value))}</dd>"
+        for name, value in facts.items()
+    )
+    return (
+        '<section class="environment" id="environment" aria-labelledby="environment-title">\n'
+        f'<h2 id="environment-title">Environment</h2>\n<dl>\n{items}\n</dl></section>'
+    )
+
+
+def fact_text(value: Any) -> str:
+    """A fact of environment.json as text."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
