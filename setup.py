@@ -44,6 +44,7 @@ EXTRAS = {
     "report": ["matplotlib>=3.9,<4", "rouge-score>=0.1.2,<0.2", "sacrebleu>=2.5,<3"],
     "test": [
         "hypothesis>=6.100,<7",
+        "matplotlib>=3.9,<4",
         "mypy>=2,<3",
         "pytest>=9,<10",
         "pytest-cov>=7,<8",

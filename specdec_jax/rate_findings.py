@@ -160,10 +160,9 @@ def _by_position(rates: Sequence[Rates]) -> Figure:
                 Series(
                     f"{row.task}, {label}",
                     tuple(float(i) for i in range(1, len(places) + 1)),
-                    *(
-                        tuple(getattr(place, name) for place in places)
-                        for name in ("value", "low", "high")
-                    ),
+                    tuple(place.value for place in places),
+                    tuple(place.low for place in places),
+                    tuple(place.high for place in places),
                     dashed=label == "T = 1",
                 )
             )

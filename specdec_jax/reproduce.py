@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import jax
+
 from specdec_jax import benchmark, findings, partitioning, report
 from specdec_jax.errors import UserError
 from specdec_jax.findings import Finding
@@ -32,6 +34,43 @@ from specdec_jax.tasks import Task
 from specdec_jax.terminal import JobProgress, say
 from specdec_jax.timeline import timeline
 from specdec_jax.walks import walk
+
+LEVELS = ("embedded", "simulated", "paper")
+USAGE = """the paper's tables and figures, and a report of them.
+
+    specdec reproduce --level=embedded --run_dir=runs/embedded
+
+--level=embedded    the shipped pair, here, in minutes
+--level=simulated   T5's real sizes with random weights and the paper's alpha: walltime alone
+--level=paper       fine-tuned T5 1.1 checkpoints on the paper's tasks: gin/runs/reproduce_paper.gin
+--run_dir=DIR       where everything goes; what lies there is not made again
+--only=A,B          some parts of the level alone
+--gin_file, --gin.NAME=VALUE, --gin_search_paths   as of the other jobs
+"""
+
+
+def gin_flags(arguments: Sequence[str]) -> list[str]:
+    """The command's flags as those of a gin job.
+
+    Raises:
+      UserError: no level, or one that there is not.
+    """
+    flags, levels = [], []
+    for argument in arguments:
+        name, _, value = argument.partition("=")
+        if name == "--level":
+            if value not in LEVELS:
+                raise UserError(f"--level is {', '.join(LEVELS)}, not {value!r}.")
+            levels.append(f"--gin_file=runs/reproduce_{value}.gin")
+        elif name == "--run_dir":
+            flags.append(f"--gin.RUN_DIR={value!r}")
+        elif name == "--only":
+            flags.append(f"--gin.ONLY={[part for part in value.split(',') if part]!r}")
+        else:
+            flags.append(argument)
+    if not levels and not any(flag.startswith("--gin_file=") for flag in flags):
+        raise UserError(f"Give --level={'|'.join(LEVELS)} and --run_dir=DIR.")
+    return levels + flags
 
 
 class Part(Protocol):
@@ -53,7 +92,7 @@ class Subject:
       task: what to decode.
       model: a pair, by its name or directory.
       settings: lengths, prefix, batch size and seed.
-      drafts: names, of `pretrained.DRAFTS`.
+      drafts: that are timed: names, of `pretrained.DRAFTS`.
       like: the paper's task that this one is set beside, "EnDe" or "CNN/DM"; None: none.
       dtype: of weights and activations.
       model_parallel: see `partitioning.load_pair`.
@@ -69,21 +108,19 @@ class Subject:
 
     def load(self, draft: str) -> Pair:
         """The pair with a draft; on one device, or on a mesh."""
-        return _load(self.model, draft, self.dtype, self.model_parallel)
+        devices = jax.local_devices()[: max(self.model_parallel, 1)]
+        return partitioning.load_pair(
+            self.model,
+            draft=draft,
+            dtype=self.dtype,
+            model_parallel=self.model_parallel,
+            devices=devices,
+        )
 
     def lines(self, most: int) -> tuple[list[str], list[str | None]]:
         """The first sources and what should come of them."""
         examples = self.task.examples()[:most]
         return [one.inputs for one in examples], [one.targets for one in examples]
-
-
-def _load(model: str, draft: str, dtype: str, model_parallel: int) -> Pair:
-    import jax
-
-    devices = jax.local_devices()[: max(model_parallel, 1)]
-    return partitioning.load_pair(
-        model, draft=draft, dtype=dtype, model_parallel=model_parallel, devices=devices
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,25 +171,35 @@ class Rates:
     """Table 3.
 
     Attributes:
-      subjects: what is measured, with each of its drafts.
+      subjects: what is measured.
+      drafts: names, beside each subject's own; alpha of them costs no timing.
       max_examples: so many of each task.
+      batch_size: alpha does not depend on it, and larger batches are faster.
     """
 
     subjects: Sequence[Subject]
+    drafts: Sequence[str] = ()
     max_examples: int = 40
+    batch_size: int = 20
 
     name = "rates"
 
     def findings(self, run_dir: Path) -> list[Finding]:
         """Alpha of every draft on every subject."""
-        asked = [(subject, draft) for subject in self.subjects for draft in subject.drafts]
+        asked = [
+            (subject, draft)
+            for subject in self.subjects
+            for draft in dict.fromkeys((*subject.drafts, *self.drafts))
+        ]
         rates = []
         with JobProgress(len(asked)) as progress:
             for subject, draft in asked:
                 lines, targets = subject.lines(self.max_examples)
                 pair = subject.load(draft)
-                task = subject.task.name
-                rates.append(measure_rates(pair, draft, task, lines, targets, subject.settings))
+                settings = dataclasses.replace(subject.settings, batch_size=self.batch_size)
+                rates.append(
+                    measure_rates(pair, draft, subject.task.name, lines, targets, settings)
+                )
                 progress.add(rows=1, tokens=0, examined=0, accepted=0)
         return table_of_rates(rates, _like(self.subjects))
 
@@ -165,11 +212,13 @@ class Lenience:
       subjects: what is measured, with the first of its drafts.
       leniences: l; 1 is exact.
       max_examples: so many of each task.
+      batch_size: of the decodes.
     """
 
     subjects: Sequence[Subject]
     leniences: Sequence[float] = (1.0, 0.5, 0.3, 0.1)
     max_examples: int = 40
+    batch_size: int = 20
 
     name = "lenience"
 
@@ -179,8 +228,8 @@ class Lenience:
         with JobProgress(len(self.subjects)) as progress:
             for subject in self.subjects:
                 pair, (lines, _) = subject.load(subject.drafts[0]), subject.lines(self.max_examples)
-                task = subject.task.name
-                rows += measure_lenience(pair, task, lines, self.leniences, subject.settings)
+                settings = dataclasses.replace(subject.settings, batch_size=self.batch_size)
+                rows += measure_lenience(pair, subject.task.name, lines, self.leniences, settings)
                 progress.add(rows=1, tokens=0, examined=0, accepted=0)
         return table_of_lenience(rows)
 
