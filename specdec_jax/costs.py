@@ -42,6 +42,21 @@ class Costs(NamedTuple):
 
     draft: float  # c, one guess
     verification: dict[int, float]  # by gamma, T(gamma + 1) / T(1)
+    prefill: float = 0.0  # the target's reading of the sources
+    draft_prefill: float = 0.0  # the draft's
+
+
+def median_costs(costs: Sequence[Costs]) -> Costs:
+    """Each cost's median over several measurements, of the same gammas."""
+    return Costs(
+        statistics.median(each.draft for each in costs),
+        {
+            gamma: statistics.median(each.verification[gamma] for each in costs)
+            for gamma in costs[0].verification
+        },
+        statistics.median(each.prefill for each in costs),
+        statistics.median(each.draft_prefill for each in costs),
+    )
 
 
 @jax.tree_util.register_dataclass
@@ -70,6 +85,7 @@ def measure_costs(
     gammas: Sequence[int],
     max_new_tokens: int,
     sampling: Sampling,
+    repeats: int = REPEATS,
 ) -> Costs:
     """What a guess and a verification cost, in calls of the target on one token.
 
@@ -83,6 +99,7 @@ def measure_costs(
         apart and counts to the verification.
       max_new_tokens: N.
       sampling: temperature, top-k, top-p.
+      repeats: timed runs of each kind; their median counts.
     """
     rest: dict[str, Any] = {"max_new_tokens": max_new_tokens, "sampling": sampling, "eos_id": -1}
 
@@ -95,7 +112,9 @@ def measure_costs(
 
     most = gammas[-1]
     runs = [plain, guessing(1, most), *(guessing(gamma, gamma) for gamma in gammas)]
-    alone, few, *full = _time_rounds(models, inputs, max_new_tokens + most + 1, runs)
+    reading, (alone, few, *full) = _time_rounds(
+        models, inputs, max_new_tokens + most + 1, runs, repeats
+    )
     more = full[-1].guesses - few.guesses
     guess = max(0.0, full[-1].seconds - few.seconds) / more if more > 0.5 else 0.0
     return Costs(
@@ -104,6 +123,8 @@ def measure_costs(
             gamma: (one.seconds - one.guesses * guess) / alone.seconds
             for gamma, one in zip(gammas, full, strict=True)
         },
+        prefill=reading.target / alone.seconds,
+        draft_prefill=max(0.0, reading.both - reading.target) / alone.seconds,
     )
 
 
@@ -147,7 +168,7 @@ def measured_gamma(
 
     runs = [always(place) for place in range(len(choices))]
     share = inputs[: -(-len(inputs) // (partitioner.groups if partitioner else 1))]  # of a device
-    rounds = _time_rounds(models, share, max_new_tokens + choices[-1] + 1, runs)
+    _, rounds = _time_rounds(models, share, max_new_tokens + choices[-1] + 1, runs)
     costs = [each.seconds / rounds[0].seconds for each in rounds]
     return AdaptiveGamma(jnp.asarray(costs), tuple(choices))
 
@@ -159,37 +180,56 @@ class _Round(NamedTuple):
     guesses: float
 
 
+class _Reading(NamedTuple):
+    """Prefill, in seconds."""
+
+    target: float
+    both: float  # the target's and the draft's
+
+
 def _time_rounds(
-    models: Decoders, inputs: Array, length: int, decodes: Sequence[Callable[[], DecodeResult]]
-) -> list[_Round]:
+    models: Decoders,
+    inputs: Array,
+    length: int,
+    decodes: Sequence[Callable[[], DecodeResult]],
+    repeats: int = REPEATS,
+) -> tuple[_Reading, list[_Round]]:
     """Runs decodes in turn, compiled before; a round's time is the median."""
 
     @jax.jit
-    def prefill(target_params: Params, draft_params: Params) -> Any:
+    def prefill(target_params: Params) -> Any:
+        return models.target.prefill(target_params, inputs, length)
+
+    @jax.jit
+    def prefill_both(target_params: Params, draft_params: Params) -> Any:
         cache = models.target.prefill(target_params, inputs, length)
         state = models.drafter.init(draft_params, inputs, length, gamma=1, target_cache=cache)
         return cache, state
 
     def read() -> Any:
-        return prefill(models.target_params, models.draft_params)
+        return prefill(models.target_params)
+
+    def read_both() -> Any:
+        return prefill_both(models.target_params, models.draft_params)
 
     def seconds(run: Callable[[], Any]) -> float:
         start = time.perf_counter()
         jax.block_until_ready(run())
         return time.perf_counter() - start
 
-    runs = [read, *decodes]
+    runs = [read, read_both, *decodes]
     results = [jax.device_get(decode()) for decode in decodes]
-    jax.block_until_ready(read())
-    times = zip(*([seconds(run) for run in runs] for _ in range(REPEATS)), strict=True)
-    reading, *decoding = (statistics.median(each) for each in times)
+    jax.block_until_ready((read(), read_both()))
+    times = zip(*([seconds(run) for run in runs] for _ in range(repeats)), strict=True)
+    reading, both, *decoding = (statistics.median(each) for each in times)
     rounds = []
     for result, each in zip(results, decoding, strict=True):
         calls = int(result.target_calls)
+        read_here = reading if result.drafted.shape[1] == 0 else both
         rounds.append(
             _Round(
-                seconds=max(each - reading, 1e-9) / calls,
+                seconds=max(each - read_here, 1e-9) / calls,
                 guesses=int(result.drafted.sum(axis=1).max(initial=0)) / calls,
             )
         )
-    return rounds
+    return _Reading(reading, both), rounds

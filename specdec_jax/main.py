@@ -544,6 +544,19 @@ def _benchmark(arguments: Sequence[str]) -> int:
     return _run_job("benchmark", benchmark.benchmark, arguments)
 
 
+def _reproduce(arguments: Sequence[str]) -> int:
+    """Its own flags stand for gin's: --level a file, --run_dir and --only macros."""
+    from specdec_jax import gin_jobs, reproduce
+
+    if {"-h", "--help"} & set(arguments):
+        print(f"specdec reproduce: {reproduce.USAGE}")
+        return 0
+    _keep_compiled_programs()
+    gin_jobs.log_own_messages()
+    gin_jobs.run(reproduce.reproduce, reproduce.gin_flags(arguments))
+    return 0
+
+
 def _run_job(name: str, job: Callable[..., Any], arguments: Sequence[str]) -> int:
     from specdec_jax import gin_jobs
 
@@ -635,6 +648,8 @@ def main(argv: Sequence[str]) -> int:
         return _infer(argv[1:])
     if argv[:1] == ["benchmark"]:
         return _benchmark(argv[1:])
+    if argv[:1] == ["reproduce"]:
+        return _reproduce(argv[1:])
     arguments = _build_parser().parse_args(argv)
     if arguments.command == "version":
         print(f"specdec_jax {__version__}")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from specdec_jax import seqio_tasks
+from specdec_jax import pretrained, seqio_tasks
 from specdec_jax.data import read_pairs
 from specdec_jax.errors import UserError
 from specdec_jax.extras import require
@@ -95,6 +95,34 @@ class FileTask:
         for name in self.metrics:
             scores |= METRICS[name](predictions, targets)
         return scores
+
+
+@dataclasses.dataclass(frozen=True)
+class HeldOut:
+    """The held-out sentences that ship with the package, with their prefixes.
+
+    Attributes:
+      name: restore, ende or synopsis.
+    """
+
+    name: str
+
+    def examples(self) -> list[Example]:
+        """See `Task`.
+
+        Raises:
+          ValueError: there is no such task among them.
+        """
+        rows = pretrained.held_out()
+        own = [row for row in rows if row["task"] == self.name]
+        if not own:
+            names = ", ".join(dict.fromkeys(row["task"] for row in rows))
+            raise ValueError(f"No held-out sentence is of {self.name!r}; there are {names}.")
+        return [Example(row["inputs"], row.get("targets")) for row in own]
+
+    def score(self, predictions: Sequence[str], targets: Sequence[str]) -> dict[str, float]:
+        """See `Task`: none."""
+        return {}
 
 
 def _read_lines(path: Path) -> list[Example]:

@@ -12,6 +12,7 @@ FLOORS = [
         "analysis",
         "errors",
         "gamma",
+        "paper_figures",
         "replacing",
         "resources",
         "restoration",
@@ -29,6 +30,7 @@ FLOORS = [
         "sharding",
         "stored",
         "t5",
+        "theory",
         "verification",
     },
     {
@@ -42,11 +44,21 @@ FLOORS = [
     {"checkpoints", "report_markdown", "train_step"},
     {"arguments", "conversion", "drafters.early_exit", "report", "seqio_tasks", "training_run"},
     {"beam", "decoding", "pretrained", "train"},
-    {"", "costs", "partitioning", "t5x_adapter", "tasks", "trace"},  # "" is the package itself
+    {
+        "",
+        "acceptance",
+        "costs",
+        "partitioning",
+        "t5x_adapter",
+        "tasks",
+        "trace",
+    },  # "" is the package itself
     {"generate", "gin_jobs", "plan", "t5x_decoding", "t5x_gin", "terminal"},
-    {"batch_job", "benchmark_table", "evaluation", "rule_table", "speed", "walks"},
-    {"demo", "draft_table", "gamma_table", "ngram_training", "text_run"},
-    {"benchmark", "infer"},
+    {"batch_job", "benchmark_table", "evaluation", "rate_findings", "rule_table", "speed", "walks"},
+    {"demo", "draft_table", "gamma_table", "measuring", "ngram_training", "record", "text_run"},
+    {"baselines", "infer", "speed_findings", "timeline"},
+    {"benchmark", "simulation"},
+    {"reproduce"},
     {"main"},
 ]
 FLOOR_OF = {module: number for number, floor in enumerate(FLOORS) for module in floor}

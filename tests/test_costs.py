@@ -24,16 +24,16 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
     """Lets a round take 1 s alone, 0.25 s a guess and 1.5 + 0.1 gamma s verified."""
     rounds: list[list[Any]] = []
 
-    def time_rounds(models: Any, inputs: Any, length: int, decodes: Any) -> list[Any]:
+    def time_rounds(*arguments: Any) -> tuple[Any, list[Any]]:
         found = []
-        for decode in decodes:
+        for decode in arguments[3]:
             result = decode()
             calls, gamma = int(result.target_calls), result.drafted.shape[1]
             guesses = int(result.drafted.sum()) / calls
             verified = 1.5 + 0.1 * gamma if gamma else 1.0
             found.append(costs._Round(verified + 0.25 * guesses, guesses))
         rounds.append(found)
-        return found
+        return costs._Reading(target=4.0, both=4.5), found
 
     monkeypatch.setattr(costs, "_time_rounds", time_rounds)
     return rounds
@@ -46,6 +46,7 @@ def test_guesses_and_verification_are_told_apart() -> None:
     )
     assert found.draft == pytest.approx(0.25)
     assert found.verification == pytest.approx({1: 1.6, 3: 1.8, 5: 2.0})
+    assert (found.prefill, found.draft_prefill) == (4.0, 0.5)
 
 
 def test_the_policy_is_measured_in_the_program_it_runs(told: list[list[Any]]) -> None:
@@ -64,3 +65,10 @@ def test_a_round_is_a_decode_without_its_prefill(monkeypatch: pytest.MonkeyPatch
     settings = {"max_new_tokens": 6, "sampling": Sampling(0.0)}
     found = costs.measure_costs(MODELS, INPUTS, KEY, gammas=[2], **settings)
     assert found.verification[2] > 0 and found.draft >= 0
+
+
+def test_the_median_of_several_sources() -> None:
+    several = [
+        costs.Costs(c, {3: v, 5: 2 * v}, 10 * c, c) for c, v in ((0.3, 1), (0.1, 9), (0.2, 2))
+    ]
+    assert costs.median_costs(several) == costs.Costs(0.2, {3: 2, 5: 4}, 2.0, 0.2)
