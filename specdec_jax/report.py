@@ -10,6 +10,7 @@ come first. The others follow as the paper has them: figure1, table1, the other 
 other tables; then what has names of its own: tables, figures, timelines, walks.
 """
 
+import dataclasses
 import json
 import re
 from collections.abc import Sequence
@@ -42,7 +43,7 @@ def report(run_dir: Path) -> Path:
 
 def report_files(run_dir: Path) -> list[Path]:
     """`report` -> all files that it writes, the page first."""
-    findings = ordered(load(run_dir), _order(run_dir))
+    findings = [_named(f) for f in ordered(load(run_dir), _order(run_dir))]
     headline = next((f for f in findings if isinstance(f, Table) and f.name == HEADLINE), None)
     rest = [finding for finding in findings if finding is not headline]
     about = f"The run {run_dir.resolve().name}, by specdec_jax {__version__}"
@@ -62,16 +63,7 @@ def ordered(findings: Sequence[Finding], first: Sequence[str] = ()) -> list[Find
     Args:
       findings: in any order.
       first: names of those that come first; one that there is not is passed over.
-
-    Raises:
-      UserError: a name would not do in an address or for a file.
     """
-    for finding in findings:
-        if not re.fullmatch(r"[A-Za-z0-9_][\w.-]*", finding.name, re.ASCII):
-            raise UserError(
-                f"A finding is named {finding.name!r}: letters, digits, '_', '-' and '.' make a "
-                "name."
-            )
 
     def place(finding: Finding) -> tuple[Any, ...]:
         if finding.name in first:
@@ -88,6 +80,11 @@ def ordered(findings: Sequence[Finding], first: Sequence[str] = ()) -> list[Find
         return (3, (Table, Figure, Timeline, Walk).index(type(finding)), natural)
 
     return sorted(findings, key=place)
+
+
+def _named(finding: Finding) -> Finding:
+    """A finding whose name does for an address within the page and for a file."""
+    return dataclasses.replace(finding, name=re.sub(r"[^\w.-]", "-", finding.name, flags=re.ASCII))
 
 
 def _order(run_dir: Path) -> list[str]:

@@ -1,6 +1,7 @@
 """The report shows what the findings hold, in three ways that say the same."""
 
 import csv
+import dataclasses
 import html.parser
 import json
 import re
@@ -9,7 +10,7 @@ import sys
 import pytest
 
 from specdec_jax import findings, main
-from specdec_jax.errors import MissingExtraError, UserError
+from specdec_jax.errors import MissingExtraError
 from specdec_jax.findings import Figure, Series, Table, Timeline, Walk
 from specdec_jax.report import ordered, report, report_files
 from specdec_jax.report_plots import draw_figure, draw_timeline
@@ -201,6 +202,13 @@ def test_a_run_may_say_its_own_order(tmp_path):
     assert [attrs["id"] for attrs, _ in sections] == ["c", "b", "a"]
 
 
+def test_any_name_of_a_task_will_do(tmp_path):
+    findings.save(tmp_path, dataclasses.replace(FIGURE, name='figure of "wmt:de<en>"'))
+    found = Page(report(tmp_path).read_text("utf-8"))
+    assert [attrs["id"] for attrs, _ in found.find("section")] == ["figure-of--wmt-de-en--"]
+    assert (tmp_path / "tables/figure-of--wmt-de-en--.csv").is_file()
+
+
 def test_lines_differ_without_colour_and_take_the_colours_of_the_page():
     svg = draw_figure(FIGURE)
     assert not re.search(r"#[0-9a-f]{6}\b", svg)
@@ -311,8 +319,6 @@ def test_mistakes_are_told_in_a_sentence(tmp_path, capsys, monkeypatch):
         assert "pip install 'specdec_jax[report]'" in complaint(capsys, tmp_path)
         with pytest.raises(MissingExtraError):
             draw_timeline(TIMELINE)
-    with pytest.raises(UserError, match="make a name"):
-        ordered(named("../a"))
 
 
 def test_a_series_of_many_points_is_no_row_of_marks():
