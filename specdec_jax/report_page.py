@@ -148,4 +148,8 @@ def _environment(facts: dict[str, Any]) -> str:
 
 def fact_text(value: Any) -> str:
     """A fact of environment.json as text."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, list):
+        return ", ".join(map(fact_text, value)) or "none"
+    if isinstance(value, str):
+        return value or "none"
+    return "none" if value is None else json.dumps(value, ensure_ascii=False)

@@ -8,6 +8,7 @@ import html
 import io
 import re
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 from specdec_jax.extras import require
@@ -50,7 +51,7 @@ def draw_figure(figure: Figure) -> str:
     """
 
     def draw(axes: Any) -> None:
-        for i, series in enumerate(figure.series):
+        for i, series in zip(_looks(figure.series), figure.series, strict=True):
             _draw_series(axes, series, i, points=figure.points)
         axes.set_xlabel(_plain(figure.x_label))
         axes.set_ylabel(_plain(figure.y_label))
@@ -61,6 +62,14 @@ def draw_figure(figure: Figure) -> str:
     what = f"{figure.title}: {figure.y_label} against {figure.x_label}"
     lines = ", ".join(series.label for series in figure.series)
     return _svg(draw, figure.name, f"{what}; {lines}.", width=7.2, height=3.6)
+
+
+def _looks(series: Sequence[Series]) -> list[int]:
+    """Each line's colour and mark, by number: as many dashed lines as others are their pairs."""
+    dashed = [one.dashed for one in series]
+    if 2 * sum(dashed) != len(series):
+        return list(range(len(series)))
+    return [dashed[:i].count(one) for i, one in enumerate(dashed)]
 
 
 def _draw_series(axes: Any, series: Series, i: int, *, points: bool) -> None:
@@ -109,7 +118,7 @@ def draw_timeline(timeline: Timeline) -> str:
     def told(lane: Lane) -> str:
         counts = [(calls(lane, model), model) for model in ("target", "draft")]
         shown = [f"{n} {model} call{'s' * (n > 1)}" for n, model in counts if n]
-        return f"{lane.label}: {', '.join([*shown, f'{seconds(lane) * unit:.3g} {unit_name}'])}"
+        return f"{lane.label} ({', '.join([*shown, f'{seconds(lane) * unit:.3g} {unit_name}'])})"
 
     def draw(axes: Any) -> None:
         for i, lane in enumerate(timeline.lanes):
