@@ -35,7 +35,7 @@ def page(
     Raises:
       MissingExtraError: there are plots to draw, and matplotlib is not installed.
     """
-    walks = [finding for finding in findings if isinstance(finding, Walk)]
+    first_walk = next((finding for finding in findings if isinstance(finding, Walk)), None)
     template = Template((FOLDER / "page.html").read_text("utf-8"))
     return template.substitute(
         title=html.escape(title),
@@ -44,7 +44,7 @@ def page(
         script=(FOLDER / "walk.js").read_text("utf-8").rstrip(),
         headline=_section(headline, kind="headline") if headline else "",
         contents=_contents(findings, bool(environment)),
-        findings="\n".join(_section(f, explained=f in walks[:1]) for f in findings),
+        findings="\n".join(_section(f, explained=f is first_walk) for f in findings),
         environment=_environment(environment),
     )
 
