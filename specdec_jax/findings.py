@@ -109,8 +109,8 @@ class TokenView:
       status: "accepted", "rejected" or "unread" (behind a rejected guess) of guesses,
         "corrected" (in place of a rejected guess) or "bonus" of the target's own.
       p: its probability under the target, after the standardized sampling; None if unread.
-      q: under the draft; None of a token that was not guessed.
-      likely: the target's likeliest pieces at its place, with p and q of each.
+      q: under the draft; None where that made no guess, as in place of a bonus.
+      likely: the target's likeliest pieces at its place, with p and q of each; none of p = 0.
     """
 
     piece: str

@@ -84,7 +84,7 @@ def ordered(findings: Sequence[Finding], first: Sequence[str] = ()) -> list[Find
         if numbered and numbered[2] == "1":
             return (1, natural)
         if numbered:
-            return (2, numbered[1], natural)
+            return (2, natural)
         return (3, (Table, Figure, Timeline, Walk).index(type(finding)), natural)
 
     return sorted(findings, key=place)

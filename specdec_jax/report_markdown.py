@@ -53,7 +53,7 @@ def _body(finding: Finding) -> str:
         ]
         table = _table(("", "target calls", "draft calls", "seconds"), cells)
         return f"{table}\n\nDrawn in report.html. {source}"
-    lines = ", ".join(escape(series.label) for series in finding.series)
+    lines = "; ".join(escape(series.label) for series in finding.series)
     axes = f"{escape(finding.y_label)} against {escape(finding.x_label)}"
     return f"{axes}: {lines}. Drawn in report.html. {source}"
 

@@ -13,6 +13,7 @@ from specdec_jax.report_walk import walk_html
 from specdec_jax.resources import ASSETS
 
 FOLDER = ASSETS / "report"
+SHORT = 24  # characters of a cell that is not broken into lines
 
 
 def page(
@@ -34,6 +35,7 @@ def page(
     Raises:
       MissingExtraError: there are plots to draw, and matplotlib is not installed.
     """
+    walks = [finding for finding in findings if isinstance(finding, Walk)]
     template = Template((FOLDER / "page.html").read_text("utf-8"))
     return template.substitute(
         title=html.escape(title),
@@ -42,7 +44,7 @@ def page(
         script=(FOLDER / "walk.js").read_text("utf-8").rstrip(),
         headline=_section(headline, kind="headline") if headline else "",
         contents=_contents(findings, bool(environment)),
-        findings="\n".join(_section(finding) for finding in findings),
+        findings="\n".join(_section(f, explained=f in walks[:1]) for f in findings),
         environment=_environment(environment),
     )
 
@@ -59,18 +61,20 @@ def _contents(findings: Sequence[Finding], environment: bool) -> str:
     )
 
 
-def _section(finding: Finding, *, kind: str = "") -> str:
+def _section(finding: Finding, *, kind: str = "", explained: bool = False) -> str:
     """A finding under its title, with its note and the command that makes it."""
     kind = kind or type(finding).__name__.lower()
     if isinstance(finding, Table):
         body = _scroll(table_html(finding.columns, finding.rows, finding.cells()), finding.title)
     elif isinstance(finding, Walk):
-        body = walk_html(finding)
+        body = walk_html(finding, explained=explained)
     else:
         body = _plot(finding)
     notes = "".join(
         f'\n<p class="note">{html.escape(line)}</p>' for line in finding.note.splitlines() if line
     )
+    if isinstance(finding, Figure | Timeline):
+        notes += _values(finding)
     command = finding.command if isinstance(finding, Table) else ""
     command = f"\n<pre><code>{html.escape(command)}</code></pre>" if command else ""
     return (
@@ -93,7 +97,11 @@ def table_html(
 ) -> str:
     """Cells under headings; a column of numbers is set to the right."""
     numeric = [any(isinstance(row[i], int | float) for row in rows) for i in range(len(columns))]
-    of_column = [' class="number"' if n else "" for n in numeric]
+    short = [all(len(row[i]) <= SHORT for row in cells) for i in range(len(columns))]
+    of_column = [
+        ' class="number"' if n else ' class="short"' if s else ""
+        for n, s in zip(numeric, short, strict=True)
+    ]
     head = "".join(
         f'<th scope="col"{kind}>{html.escape(name)}</th>'
         for name, kind in zip(columns, of_column, strict=True)
@@ -102,7 +110,7 @@ def table_html(
     for row in cells:
         line = ""
         for i, (cell, kind) in enumerate(zip(row, of_column, strict=True)):
-            tag, scope = ("th", ' scope="row"') if i == 0 and not kind else ("td", "")
+            tag, scope = ("th", ' scope="row"') if i == 0 and not numeric[0] else ("td", "")
             line += f"<{tag}{scope}{kind}>{html.escape(cell)}</{tag}>"
         lines.append(f"<tr>{line}</tr>")
     body = "\n".join(lines)
@@ -110,15 +118,19 @@ def table_html(
 
 
 def _plot(finding: Figure | Timeline) -> str:
-    """A drawing, and its values for who can't see it or wants them."""
     svg = draw_figure(finding) if isinstance(finding, Figure) else draw_timeline(finding)
+    return f'<figure class="plot">{svg}</figure>'
+
+
+def _values(finding: Figure | Timeline) -> str:
+    """What a drawing shows, for who can't see it or wants the values."""
     columns, rows = values(finding)
-    cells = [[f"{v:.6g}" if isinstance(v, float) else str(v or "") for v in row] for row in rows]
+    cells = [
+        [f"{v:.6g}" if isinstance(v, float) else "" if v is None else str(v) for v in row]
+        for row in rows
+    ]
     table = _scroll(table_html(columns, rows, cells), f"Values of {finding.title}")
-    return (
-        f'<figure><div class="plot">{svg}</div></figure>\n'
-        f"<details><summary>Values</summary>{table}</details>"
-    )
+    return f"\n<details><summary>Values</summary>{table}</details>"
 
 
 def _environment(facts: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ drawing serves light, dark and print.
 import html
 import io
 import re
+import warnings
 from typing import Any
 
 from specdec_jax.extras import require
@@ -19,7 +20,7 @@ _ROLES = {
     _PAPER: "var(--paper)",
     **{colour: f"var(--series-{i})" for i, colour in enumerate(_SERIES)},
 }
-_MARKERS = "osD^vX"  # with the dashes, what tells lines apart without colour
+_MARKERS = "osD^vP"  # with the dashes, what tells lines apart without colour
 _MARKED = 10  # marks on a line, about
 _STYLE = {
     "svg.fonttype": "none",
@@ -29,6 +30,7 @@ _STYLE = {
     "axes.spines.right": False,
     "axes.linewidth": 0.7,
     "axes.grid": True,
+    "axes.axisbelow": True,
     "grid.color": _INK,
     "grid.alpha": 0.12,
     "grid.linewidth": 0.6,
@@ -105,9 +107,9 @@ def draw_timeline(timeline: Timeline) -> str:
     height = 0.9 + 0.62 * rows  # inches
 
     def told(lane: Lane) -> str:
-        counts = [f"{calls(lane, model)} {model} calls" for model in ("target", "draft")]
-        shown = counts if calls(lane, "draft") else counts[:1]
-        return f"{lane.label}: {', '.join(shown)}, {seconds(lane) * unit:.3g} {unit_name}"
+        counts = [(calls(lane, model), model) for model in ("target", "draft")]
+        shown = [f"{n} {model} call{'s' * (n > 1)}" for n, model in counts if n]
+        return f"{lane.label}: {', '.join([*shown, f'{seconds(lane) * unit:.3g} {unit_name}'])}"
 
     def draw(axes: Any) -> None:
         for i, lane in enumerate(timeline.lanes):
@@ -134,7 +136,7 @@ def draw_timeline(timeline: Timeline) -> str:
         axes.set_xlabel(unit_name)
 
     label = "; ".join([timeline.title, *map(told, timeline.lanes)])
-    return _svg(draw, timeline.name, f"{label}.", width=7.2, height=height)
+    return _svg(draw, timeline.name, f"{label}.", width=9, height=height)
 
 
 def _plain(text: str) -> str:
@@ -149,15 +151,19 @@ def _svg(draw: Any, name: str, label: str, *, width: float, height: float) -> st
         figure = require("matplotlib.figure", extra="report").Figure((width, height))
         draw(figure.add_subplot())
         file = io.StringIO()
-        figure.savefig(
-            file, format="svg", transparent=True, bbox_inches="tight", metadata={"Date": None}
-        )
+        with warnings.catch_warnings():
+            # The page's fonts draw the text, and may well have what matplotlib's lacks.
+            warnings.filterwarnings("ignore", "Glyph .* missing")
+            figure.savefig(
+                file, format="svg", transparent=True, bbox_inches="tight", metadata={"Date": None}
+            )
     return _inline(file.getvalue(), name, label)
 
 
 def _inline(svg: str, name: str, label: str) -> str:
     """A stand-alone SVG file as a part of a page, where other ids and styles are about."""
     svg = svg[svg.index("<svg") :]
+    width = float(svg.partition('viewBox="0 0 ')[2].split()[0])
     svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg, flags=re.S)
     svg = re.sub(r'\s(xmlns(:\w+)?|version|width|height)="[^"]*"', "", svg, count=5)
     svg = re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\g<1>{name}-", svg)
@@ -165,7 +171,10 @@ def _inline(svg: str, name: str, label: str) -> str:
     svg = re.sub(r"font-family: [^;\"]*;?|font: ([\d.]+px) [^;\"]*", _keep_size, svg)
     for colour, role in _ROLES.items():
         svg = svg.replace(colour, role)
-    return svg.replace("<svg", f'<svg role="img" aria-label="{html.escape(label)}"', 1).strip()
+    # All drawings have letters of one size, and shrink where there is no room.
+    size = f'style="max-width: {width / 12:.2f}rem"'
+    start = f'<svg role="img" aria-label="{html.escape(label)}" {size}'
+    return svg.replace("<svg", start, 1).strip()
 
 
 def _keep_size(match: re.Match[str]) -> str:

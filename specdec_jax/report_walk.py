@@ -10,7 +10,7 @@ _KEY = """A guess is <b>accepted</b>, or <b>rejected</b> and struck through; tho
 <b>unread</b>. Last comes the target's own token: <b>corrected</b> where it stands in place of a \
 guess, a <b>bonus</b> where all guesses stood. p is the target's probability, q the draft's, both \
 after temperature, top-k and top-p; ␣ is a blank."""
-_KEYS = """← and → step, Home and End jump; hover over a token, or reach it with Tab, for p and q"""
+_KEYS = "← → Home End; p and q: hover over a token, or Tab to it"
 
 
 def text_of(piece: str) -> str:
@@ -25,19 +25,20 @@ def probability(value: float | None) -> str:
     return f"{value:.3f}" if value >= 0.001 or value == 0 else f"{value:.1e}"
 
 
-def walk_html(walk: Walk) -> str:
-    """The texts of a walk, and its rounds; everything from the run is escaped."""
+def walk_html(walk: Walk, *, explained: bool) -> str:
+    """The texts of a walk, and its rounds; the words are explained where it is the first."""
     number = len(walk.rounds)
     strip = "".join(_jump(i, tokens, number) for i, tokens in enumerate(walk.rounds, 1))
     rounds = "".join(
         _round(f"{walk.name}-{i}", i, tokens, number) for i, tokens in enumerate(walk.rounds, 1)
     )
+    lines = max((len(token.likely) for tokens in walk.rounds for token in tokens), default=0)
     return f"""
 <dl class="texts"><dt>Source</dt><dd>{html.escape(walk.source)}</dd>
 <dt>Output</dt><dd>{html.escape(walk.output)}</dd></dl>
-<p class="hint key">{_KEY}</p>
+{f'<p class="key">{_KEY}</p>' * explained}
 <div class="viewer" role="group" aria-roledescription="trace viewer" tabindex="0"
- aria-label="{number} rounds of {html.escape(walk.title)}">
+ style="--lines: {lines}" aria-label="{number} rounds of {html.escape(walk.title)}">
 <div class="controls" data-scripted hidden><button type="button">← Previous</button>
 <p role="status"></p><button type="button">Next →</button><p class="hint">{_KEYS}</p></div>
 <ol class="strip" data-scripted hidden aria-label="All rounds">{strip}</ol>
@@ -60,22 +61,23 @@ def summary(tokens: tuple[TokenView, ...]) -> str:
     accepted = sum(token.status == "accepted" for token in tokens)
     last = tokens[-1].status if tokens else ""
     if not guesses:
-        return "no guess; the target writes its own token"
-    stand = f"{accepted} of {guesses} {'guess' if guesses == 1 else 'guesses'} stand"
-    stand += "s" * (accepted == 1)
-    if last == "corrected":
-        return f"{stand}, the next one is corrected"
+        return "No guess; the target writes its own token"
     if last == "bonus":
-        return f"{stand}, and the target adds a bonus"
-    return f"{stand}, and the text ends"
+        all_of_them = "The only guess stands" if guesses == 1 else f"All {guesses} guesses stand"
+        return f"{all_of_them}; the target adds a bonus"
+    stand = f"{accepted or 'None'} of {guesses} guesses stand{'s' * (accepted < 2)}"
+    if guesses == 1:
+        stand = "The only guess stands" if accepted else "The only guess falls"
+    if last == "corrected":
+        return f"{stand}; the target corrects guess {accepted + 1}"
+    return f"{stand}; the text ends there"
 
 
 def _round(name: str, number: int, tokens: tuple[TokenView, ...], of: int) -> str:
     items = "".join(_token(f"{name}-{i}", token) for i, token in enumerate(tokens, 1))
-    what = html.escape(summary(tokens))
     return f"""
 <li class="round" aria-label="Round {number} of {of}"><h3>Round {number}</h3>
-<p>{what[:1].upper()}{what[1:]}.</p>
+<p>{html.escape(summary(tokens))}.</p>
 <p class="sofar"></p>
 <ol class="tokens">{items}</ol></li>"""
 
@@ -106,10 +108,11 @@ def _piece(piece: str) -> str:
 
 def _tip(token: TokenView) -> str:
     """p, q and the alternatives of a token."""
+    name = f'<span class="piece">{_piece(token.piece)}</span> {html.escape(token.status)}'
     if token.status == "unread":
         return (
-            f"<p>q = {probability(token.q)}. Unread: what the target made of it does not count, "
-            "as the text goes on otherwise before it.</p>"
+            f"<p>{name}: q = {probability(token.q)}. What the target made of it does not count: "
+            "the text goes on otherwise before it.</p>"
         )
     facts = [f"p = {probability(token.p)}"]
     if token.q is None:
@@ -119,15 +122,17 @@ def _tip(token: TokenView) -> str:
     if token.q and token.p is not None and token.status in ("accepted", "rejected"):
         facts.append(f"p/q = {token.p / token.q:.3g}")
     if not token.likely:
-        return f"<p>{', '.join(facts)}.</p>"
+        return f"<p>{name}: {', '.join(facts)}.</p>"
+    drafted = any(q is not None for _, _, q in token.likely)
+    q_head = '<th scope="col" class="number">q</th>' if drafted else ""
     rows = "".join(
         f'<tr{" class=itself" * (piece == token.piece)}><th scope="row">{_piece(piece)}</th>'
-        f"{_share(p)}{_share(q)}</tr>"
+        f"{_share(p)}{_share(q) if drafted else ''}</tr>"
         for piece, p, q in token.likely
     )
-    return f"""<p>{", ".join(facts)}. The target's likeliest here:</p>
+    return f"""<p>{name}: {", ".join(facts)}. The target's likeliest here:</p>
 <table><thead><tr><th scope="col">token</th><th scope="col" class="number">p</th>
-<th scope="col" class="number">q</th></tr></thead><tbody>{rows}</tbody></table>"""
+{q_head}</tr></thead><tbody>{rows}</tbody></table>"""
 
 
 def _share(value: float | None) -> str:

@@ -1,13 +1,23 @@
 """The trace tells what speculative_decode did, round by round."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from rich.console import Console
 
-from specdec_jax import GREEDY, Sampling, pretrained, speculative_decode
+from specdec_jax import (
+    GREEDY,
+    EarlyExitDrafter,
+    Sampling,
+    pretrained,
+    speculative_decode,
+)
+from specdec_jax.gamma import ConfidentGamma
 from specdec_jax.terminal import render_trace
 from specdec_jax.trace import Round, trace_decode
 from specdec_jax.vocabulary import encode_sources
+from tests.conftest import TINY, sources, tiny_t5
 from tests.tiny_pair import tiny_pair
 
 LINES = ("tools", "a dog", "The fox", "open", "lazy", "b", "Datei", "und", "jumps", "package")
@@ -83,6 +93,35 @@ def test_a_row_that_ends_in_a_guess_has_no_token_of_the_target(pair):
     assert last.from_target is None
     assert last.rejected is None
     assert int(result.lengths[0]) == sum(len(one.emitted) for one in rounds)
+
+
+def test_every_token_has_its_chances(both):
+    _, rounds, _ = both
+    for one in rounds:
+        own = () if one.from_target is None else (one.from_target,)
+        assert tuple(chances.token for chances in one.chances) == (*one.guesses, *own)
+        for chances in one.chances[: one.accepted]:
+            assert chances.p > 0 and chances.q > 0
+        if one.rejected is not None:
+            rejected, own_token = one.chances[one.accepted], one.chances[-1]
+            assert rejected.p < rejected.q  # or it would have stood for sure
+            assert own_token.p > own_token.q  # or nothing of it would have been left
+            assert rejected.likely == own_token.likely
+        elif own:
+            assert one.chances[-1].q is None
+
+
+def test_a_draft_within_the_target_whose_gamma_varies():
+    target, params = tiny_t5(0, dataclasses.replace(TINY, num_decoder_layers=2))
+    models = (target, params, EarlyExitDrafter(target, 1), params, sources(1, 8, TINY.vocab_size))
+    settings = {"gamma": ConfidentGamma((1, 3), 0.5), "max_new_tokens": 14, "eos_id": -1}
+    rounds, traced = trace_decode(*models, **settings)
+    np.testing.assert_array_equal(speculative_decode(*models, **settings).tokens, traced.tokens)
+    assert len({len(one.guesses) for one in rounds}) > 1
+    for one in rounds:
+        # Greedily, the likeliest is the only one, and what is written.
+        stands = [*one.chances[: one.accepted], one.chances[-1]]
+        assert [c.likely[0][:2] for c in stands] == [(c.token, 1) for c in stands]
 
 
 def test_wrong_arguments_are_refused(pair):

@@ -1,7 +1,7 @@
 "use strict";
 // Shows a walk one round at a time. Without this script all rounds stand below each other.
 (() => {
-  const viewers = [...document.querySelectorAll(".viewer")].map(setUp);
+  const viewers = [...document.querySelectorAll(".viewer:has(.round)")].map(setUp);
 
   function setUp(root) {
     const find = (selector) => [...root.querySelectorAll(selector)];
@@ -39,9 +39,11 @@
     // The output before the round, and what the round adds.
     function tell(round) {
       const line = round.querySelector(".sofar"), added = document.createElement("mark");
+      const label = document.createElement("b");
+      label.textContent = "Text so far: ";
       const before = written.slice(0, current).join("");
       added.textContent = before ? written[current] : written[current].trimStart();
-      line.replaceChildren(before.trimStart(), added);
+      line.replaceChildren(label, before.trimStart(), added);
     }
 
     // Scrolls the list of rounds, and nothing else.
