@@ -7,7 +7,7 @@ import specdec_jax
 
 ROOT = Path(specdec_jax.__file__).parent
 
-FLOORS = [
+FLOORS = [  # "" is the package itself
     {
         "analysis",
         "errors",
@@ -22,8 +22,16 @@ FLOORS = [
     {"checkpoints_hf", "checkpoints_t5x", "drafters.model", "drafters.prompt_lookup", "model"},
     {"checkpoints", "train_step"},
     {"arguments", "conversion", "drafters.early_exit", "seqio_tasks", "training_run"},
-    {"beam", "decoding", "pretrained", "train"},
-    {"", "costs", "partitioning", "t5x_adapter", "tasks", "trace"},  # "" is the package itself
+    {"beam", "decoding", "pretrained", "training_setup"},
+    {
+        "",
+        "costs",
+        "partitioning",
+        "t5x_adapter",
+        "tasks",
+        "trace",
+        "train",
+    },  # "" is the package itself
     {"generate", "gin_jobs", "plan", "t5x_decoding", "t5x_gin", "terminal"},
     {"batch_job", "benchmark_table", "evaluation", "rule_table", "speed"},
     {"demo", "draft_table", "gamma_table", "ngram_training", "text_run"},
