@@ -86,6 +86,11 @@ class Pairs(NamedTuple):
     targets: Ragged
 
 
+def take(pairs: Pairs, rows: Sequence[int] | np.ndarray) -> Pairs:
+    """Some pairs, in the order given."""
+    return Pairs(*(ragged([side[i] for i in rows]) for side in pairs))
+
+
 class Batch(NamedTuple):
     """One training batch; rows that only fill up are all padding."""
 
@@ -138,6 +143,12 @@ def _hash(*parts: bytes) -> str:
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return digest.hexdigest()[:16]
+
+
+def fingerprint(pairs: Sequence[Pairs], *more: object) -> str:
+    """Tells pairs apart, and what is given beside them; equal ones have the same."""
+    arrays = (a for p in pairs for side in p for a in (side.tokens, side.offsets))
+    return _hash(repr(more).encode(), *(a.tobytes() for a in arrays))
 
 
 def _read_bytes(path: str) -> bytes:

@@ -155,6 +155,7 @@ class TrainingRun:
         self,
         batch: Callable[[int, Params], Batch],
         *,
+        eval_first: bool = False,
         save_every: int,
         save_seconds: float,
         eval_every: int,
@@ -165,6 +166,7 @@ class TrainingRun:
 
         Args:
           batch: the batch of a step, and of the parameters before it.
+          eval_first: whether to validate before the first step, too.
           save_every: steps between checkpoints.
           save_seconds: the most seconds between checkpoints.
           eval_every: steps between validations.
@@ -173,6 +175,9 @@ class TrainingRun:
         """
         started, total = time.monotonic(), self._schedule.total_steps
         with _StopRequest() as stop:
+            if eval_first and self._validated < 0:
+                self._validate()
+                self._open_window()
             while self.step < total and stop.name is None:
                 if max_minutes is not None and time.monotonic() - started > 60 * max_minutes:
                     return f"max_minutes = {max_minutes:g}"

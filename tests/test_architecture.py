@@ -7,7 +7,7 @@ import specdec_jax
 
 ROOT = Path(specdec_jax.__file__).parent
 
-FLOORS = [  # "" is the package itself
+FLOORS = [
     {
         "analysis",
         "errors",
@@ -19,21 +19,21 @@ FLOORS = [  # "" is the package itself
     },
     {"extras", "findings", "text_lines", "types", "layers", "vocabulary"},
     {"metrics", "ngram", "sharding", "verification", "t5", "data", "optimization", "stored"},
-    {"checkpoints_hf", "checkpoints_t5x", "drafters.model", "drafters.prompt_lookup", "model"},
-    {"checkpoints", "train_step"},
+    {
+        "checkpoints_hf",
+        "checkpoints_t5x",
+        "distill_losses",
+        "drafters.model",
+        "drafters.prompt_lookup",
+        "model",
+    },
+    {"checkpoints", "teacher_cache", "train_step"},
     {"arguments", "conversion", "drafters.early_exit", "seqio_tasks", "training_run"},
     {"beam", "decoding", "pretrained", "training_setup"},
-    {
-        "",
-        "costs",
-        "partitioning",
-        "t5x_adapter",
-        "tasks",
-        "trace",
-        "train",
-    },  # "" is the package itself
-    {"generate", "gin_jobs", "plan", "t5x_decoding", "t5x_gin", "terminal"},
-    {"batch_job", "benchmark_table", "evaluation", "rule_table", "speed"},
+    # "" is the package itself
+    {"", "costs", "partitioning", "t5x_adapter", "tasks", "teacher", "trace", "train"},
+    {"distill_data", "generate", "gin_jobs", "plan", "t5x_decoding", "t5x_gin", "terminal"},
+    {"batch_job", "benchmark_table", "distill", "evaluation", "rule_table", "speed"},
     {"demo", "draft_table", "gamma_table", "ngram_training", "text_run"},
     {"benchmark", "infer"},
     {"main"},

@@ -1,0 +1,150 @@
+"""A target as a teacher: what it writes, and how likely it finds what is written.
+
+Shapes: B rows, T source length, K target length, V vocabulary, k kept probabilities,
+P positions: the tokens of all targets, end to end.
+"""
+
+import functools
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from specdec_jax import checkpoints, data
+from specdec_jax.decoding import autoregressive_decode
+from specdec_jax.distill_losses import Teacher
+from specdec_jax.model import T5Model, t5_model
+from specdec_jax.sampling import Sampling
+from specdec_jax.stored import flat
+from specdec_jax.train_step import shift_right
+from specdec_jax.types import Params
+from specdec_jax.vocabulary import PAD_ID
+
+_MULTIPLE = 16  # sources and targets are padded to these lengths; each is compiled once
+
+
+class Network(NamedTuple):
+    """A T5 and its parameters, laid out for decoding."""
+
+    model: T5Model
+    params: Params
+    fingerprint: str = ""  # of its weights
+
+
+def load(path: str) -> Network:
+    """Reads weights; as `checkpoints.load_params` raises."""
+    config, params = checkpoints.load_params(path)
+    digest = hashlib.sha256(repr(config).encode())
+    for name, leaf in sorted(flat(params).items()):
+        digest.update(name.encode())
+        digest.update(np.asarray(leaf).tobytes())
+    model = t5_model(config)
+    return Network(model, model.prepare(params), digest.hexdigest()[:16])
+
+
+def write(
+    network: Network,
+    sources: data.Ragged,
+    keys: Array,
+    *,
+    temperature: float,
+    max_target: int,
+    batch_size: int,
+) -> data.Ragged:
+    """What a network writes to each source, by plain decoding in large batches.
+
+    Args:
+      network: which.
+      sources: N of them.
+      keys: key[N]; a row's output depends on its own alone.
+      temperature: 0 for the likeliest token.
+      max_target: the most tokens of an output, its end of sequence among them; a longer
+        one is cut: its beginning is as likely as that of any.
+      batch_size: rows decoded together.
+
+    Returns:
+      The N outputs.
+    """
+    written: list[np.ndarray] = [np.zeros(0, np.int32)] * len(sources)
+    for rows, count in _chunks(sources.lengths, batch_size):
+        result = autoregressive_decode(
+            network.model,
+            network.params,
+            jnp.asarray(_padded(sources, rows)),
+            keys[jnp.asarray(rows)],
+            max_new_tokens=max_target,
+            sampling=Sampling(temperature),
+        )
+        tokens, lengths = np.asarray(result.tokens), np.asarray(result.lengths)
+        for row, i in enumerate(rows[:count]):
+            written[i] = tokens[row, : lengths[row]]
+    return data.ragged(written)
+
+
+def score(network: Network, pairs: data.Pairs, k: int, *, batch_size: int) -> Teacher:
+    """The network's distribution at every position of the targets, at temperature 1.
+
+    Args:
+      network: p.
+      pairs: N pairs with P target tokens.
+      k: how many of the likeliest tokens to keep; V or above for all.
+      batch_size: rows scored together.
+
+    Returns:
+      A `Teacher` of NumPy arrays over [P].
+    """
+    size = network.model.vocab_size
+    whole, k = k >= size, min(k, size)
+    count, offsets = len(pairs.targets.tokens), pairs.targets.offsets
+    ids = np.zeros((count, 0 if whole else k), np.uint16 if size <= 2**16 else np.int32)
+    probs, rest = np.zeros((count, k), np.float16), np.zeros(count, np.float16)
+    longest = np.maximum(pairs.sources.lengths, pairs.targets.lengths)
+    for rows, real in _chunks(longest, batch_size):
+        found = _score(
+            network.model,
+            network.params,
+            jnp.asarray(_padded(pairs.sources, rows)),
+            jnp.asarray(_padded(pairs.targets, rows)),
+            0 if whole else k,
+        )
+        of_ids, of_probs, of_rest = (np.asarray(x) for x in found)
+        for row, i in enumerate(rows[:real]):
+            at = slice(int(offsets[i]), int(offsets[i + 1]))
+            length = at.stop - at.start
+            ids[at], probs[at] = of_ids[row, :length], of_probs[row, :length]
+            rest[at] = of_rest[row, :length]
+    return Teacher(ids, probs, rest)
+
+
+@functools.partial(jax.jit, static_argnames=("model", "k"))
+def _score(model: T5Model, params: Params, inputs: Array, targets: Array, k: int) -> Teacher:
+    """Teacher forcing: int32[B, T], int32[B, K] -> a `Teacher` over [B, K]; k = 0 keeps all."""
+    logits = model.module.apply({"params": params}, inputs, shift_right(targets))
+    p = jax.nn.softmax(logits, axis=-1)
+    if not k:
+        none = jnp.zeros((*targets.shape, 0), jnp.int32)
+        return Teacher(none, p.astype(jnp.float16), jnp.zeros(targets.shape, jnp.float16))
+    probs, ids = jax.lax.top_k(p, k)
+    rest = jnp.maximum(1.0 - probs.sum(-1), 0.0)
+    return Teacher(ids, probs.astype(jnp.float16), rest.astype(jnp.float16))
+
+
+def _chunks(lengths: np.ndarray, size: int) -> Iterator[tuple[np.ndarray, int]]:
+    """Rows of like length, `size` at a time, and how many count: the last ones repeat a row."""
+    order = np.argsort(lengths, kind="stable")
+    for start in range(0, len(order), size):
+        rows = order[start : start + size]
+        yield np.pad(rows, (0, size - len(rows)), mode="edge"), len(rows)
+
+
+def _padded(rows: data.Ragged, chosen: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Some rows, int32[B, L]; L is a multiple of `_MULTIPLE`."""
+    longest = max(len(rows[i]) for i in chosen)
+    padded = np.full((len(chosen), -(-longest // _MULTIPLE) * _MULTIPLE), PAD_ID, np.int32)
+    for row, i in enumerate(chosen):
+        padded[row, : len(rows[i])] = rows[i]
+    return padded
