@@ -118,12 +118,12 @@ def distributions(teacher: Teacher, logits: Array) -> tuple[Array, Array]:
       float32[..., n] each: n is k + 1, or V where k = V.
     """
     log_z = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-    p = teacher.probs.astype(jnp.float32)
+    p = jnp.asarray(teacher.probs, jnp.float32)
     if p.shape[-1] == logits.shape[-1]:
         log_q = logits - log_z
     else:
-        p = jnp.concatenate([p, teacher.rest.astype(jnp.float32)[..., None]], axis=-1)
-        log_q = jnp.take_along_axis(logits, teacher.ids.astype(jnp.int32), axis=-1) - log_z
+        p = jnp.concatenate([p, jnp.asarray(teacher.rest, jnp.float32)[..., None]], axis=-1)
+        log_q = jnp.take_along_axis(logits, jnp.asarray(teacher.ids, jnp.int32), axis=-1) - log_z
         rest = 1.0 - jnp.sum(jnp.exp(log_q), axis=-1, keepdims=True)
         log_q = jnp.concatenate([log_q, jnp.log(jnp.maximum(rest, FLOOR))], axis=-1)
     # Rounding to float16 takes or adds some; padding has no distribution at all.
