@@ -22,26 +22,23 @@ rates; `best/` is where it was highest.
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from absl import logging
 
-from specdec_jax import data, distill_data, pretrained, teacher, teacher_cache
-from specdec_jax.distill_losses import Teacher, acceptance, mixed
+from specdec_jax import data, distill_data, pretrained, teacher
+from specdec_jax.distill_losses import acceptance, mixed
 from specdec_jax.model import t5_model
 from specdec_jax.optimization import Optimizer, Schedule, make_optimizer
 from specdec_jax.resources import ASSETS
 from specdec_jax.t5 import T5Config
-from specdec_jax.teacher_cache import Scored
 from specdec_jax.train import TrainResult
 from specdec_jax.train_step import make_step
 from specdec_jax.training_run import TrainingRun
 from specdec_jax.training_setup import check_counts, checkpoint_manager, load_pairs, opened, start
-from specdec_jax.types import Params
 
 KINDS = ("references", "target", "greedy", "draft")
 _DEFAULT_OPTIMIZER = Optimizer()
@@ -156,88 +153,85 @@ def distill(
             load_pairs(tasks, split, vocabulary_path, model, max_source, max_target)
             for split in ("train", "validation")
         )
-        work = _Work(
+        rates = {task.name: task.rate for task in tasks}
+        limits = {name: _limit(examples, name) for name in rates}
+        samples: dict[str, Any] = dict(
+            temperature=temperature, max_target=max_target, batch_size=decode_batch, seed=seed
+        )
+        work = teacher.Work(
             network,
             teacher_dir or os.path.join(run_dir, "teacher"),
-            dict(temperature=temperature, max_target=max_target, seed=seed),
-            shard_size,
-            decode_batch,
+            shard_size=shard_size,
+            **samples,
         )
-        limits = {task.name: _limit(examples, task.name) for task in tasks}
-        cached = [
-            (work.of(task.name, "train", kind, train_pairs[task.name], limits[task.name], top_k),
-             task.rate * weight)
-            for kind, weight in weights.items()
+        cached = {
+            (name, kind): work.of(name, "train", kind, pairs, limits[name], top_k)
+            for kind in weights
             if kind != "draft"
-            for task in tasks
-        ]  # fmt: skip
-        scored = [part for part, _ in cached]
-        shared: dict[str, Any] = dict(
-            seed=seed, tokens_per_batch=tokens_per_batch, num_buckets=num_buckets,
+            for name, pairs in train_pairs.items()
+        }
+        mixture = data.Mixture(
+            # The draft's own samples take the shapes of the references.
+            [part.pairs for part in cached.values()] or list(train_pairs.values()),
+            [rates[name] * weights[kind] for name, kind in cached] or list(rates.values()),
+            seed=seed,
+            tokens_per_batch=tokens_per_batch,
+            num_buckets=num_buckets,
             round_size=round_size,
-        )  # fmt: skip
-        rates = [task.rate for task in tasks]
-        if cached:
-            mixture = data.Mixture([s.pairs for s in scored], [r for _, r in cached], **shared)
-        else:  # whose shapes the draft's own samples take
-            mixture = data.Mixture(list(train_pairs.values()), rates, **shared)
-        logging.info(
-            "%d batch shapes, %.0f%% padding", len(mixture.buckets),
-            100 * mixture.padding_fraction(),
-        )  # fmt: skip
-        on_policy = None
-        if "draft" in weights:
-            on_policy = distill_data.OnPolicy(
-                os.path.join(run_dir, "draft_samples"),
-                list(train_pairs.values()),
-                rates,
-                draft=t5_model(model),
-                target=network,
-                buckets=data.cover(
-                    mixture.buckets, np.array([[max_source, max_target]]), tokens_per_batch
-                ),
-                rows=int(np.mean([bucket.batch for bucket in mixture.buckets])),
-                every=refresh_every,
-                temperature=temperature,
-                top_k=top_k,
-                max_target=max_target,
-                batch_size=decode_batch,
-                seed=seed,
-            )
-        share = weights.get("draft", 0.0) / sum(weights.values())
-        stream = distill_data.Stream(
-            distill_data.Cached(scored, mixture) if cached else None, on_policy, share
         )
+        padding = 100 * mixture.padding_fraction()
+        logging.info("%d batch shapes, %.0f%% padding", len(mixture.buckets), padding)
 
         transform = make_optimizer(optimizer, schedule)
         functions = make_step(model, transform, seed=seed, losses=losses, scores=acceptance)
         manager = checkpoint_manager(run_dir, keep)
-        fingerprint = data.fingerprint(
-            [], mixture.fingerprint, network.fingerprint, top_k, share, refresh_every, temperature
-        )
         state, progress = start(
             manager,
             model,
             transform,
-            fingerprint,
+            data.fingerprint(
+                [],
+                mixture.fingerprint,
+                network.fingerprint,
+                weights,
+                top_k,
+                refresh_every,
+                temperature,
+            ),
             seed=seed,
             init_from=_find(init_from, "draft") if init_from else None,
         )
-        if on_policy is not None:
-            on_policy.clear(before=min(manager.all_steps(), default=0), since=int(state.step))
+        on_policy = None
+        if "draft" in weights:
+            longest = np.array([[max_source, max_target]])
+            on_policy = distill_data.OnPolicy(
+                os.path.join(run_dir, "draft_samples"),
+                list(train_pairs.values()),
+                list(rates.values()),
+                draft=t5_model(model),
+                target=network,
+                buckets=data.cover(mixture.buckets, longest, tokens_per_batch),
+                every=refresh_every,
+                top_k=top_k,
+                oldest=lambda: min(manager.all_steps(), default=0),
+                **samples,
+            )
+            on_policy.clear(since=int(state.step))
+        stream = distill_data.Stream(
+            distill_data.Cached(list(cached.values()), mixture) if cached else None,
+            on_policy,
+            weights.get("draft", 0.0) / sum(weights.values()),
+        )
         batches = {
-            task.name: {
+            name: {
                 kind: distill_data.eval_batches(
-                    work.of(
-                        task.name, "validation", kind, validation_pairs[task.name], eval_examples,
-                        model.vocab_size,
-                    ),
+                    work.of(name, "validation", kind, pairs, eval_examples, model.vocab_size),
                     mixture.buckets,
                 )
                 for kind in ("references", "target")
             }
-            for task in tasks
-        }  # fmt: skip
+            for name, pairs in validation_pairs.items()
+        }
         run = TrainingRun(
             run_dir,
             model,
@@ -245,9 +239,7 @@ def distill(
             functions,
             schedule,
             optimizer.learning_rate,
-            validate=lambda params: _validate(
-                functions.scores, params, batches, {task.name: task.rate for task in tasks}
-            ),
+            validate=lambda params: distill_data.validate(functions.scores, params, batches, rates),
             cost=lambda scores: 1.0 - scores["mean"],
             state=state,
             progress=progress,
@@ -292,91 +284,3 @@ def _limit(examples: int | Mapping[str, int] | None, task: str) -> int | None:
     if limit is not None:
         check_counts(examples=limit)
     return limit
-
-
-class _Work:
-    """The teacher's work, made where it is not yet on disk."""
-
-    def __init__(
-        self,
-        network: teacher.Network,
-        directory: str,
-        settings: dict[str, Any],
-        shard_size: int,
-        decode_batch: int,
-    ):
-        self._network, self._directory, self._settings = network, directory, settings
-        self._shard_size, self._decode_batch = shard_size, decode_batch
-
-    def of(
-        self,
-        task: str,
-        split: str,
-        kind: str,
-        pairs: data.Pairs,
-        limit: int | None,
-        top_k: int,
-    ) -> Scored:
-        """The teacher's probabilities over one kind of targets of a task's split."""
-        total = len(pairs.sources)
-        size = min(limit or total, total)
-        seed, max_target = self._settings["seed"], self._settings["max_target"]
-        # Validation is at temperature 1, whatever is trained on.
-        temperature = self._settings["temperature"] if split == "train" else 1.0
-        if kind == "greedy":
-            temperature = 0.0
-        order = np.random.default_rng([seed, 4]).permutation(total)
-        key = jax.random.fold_in(jax.random.key(seed), 4)
-
-        def make(numbers: range) -> tuple[data.Pairs, Teacher]:
-            part = data.take(pairs, order[numbers.start : numbers.stop])
-            if kind != "references":
-                keys = jax.vmap(lambda n: jax.random.fold_in(key, n))(np.array(numbers))
-                written = teacher.write(
-                    self._network,
-                    part.sources,
-                    keys,
-                    temperature=temperature,
-                    max_target=max_target,
-                    batch_size=self._decode_batch,
-                )
-                part = data.Pairs(part.sources, written)
-            return part, teacher.score(self._network, part, top_k, batch_size=self._decode_batch)
-
-        made_of: dict[str, object] = {
-            "target": self._network.fingerprint,
-            "data": data.fingerprint([pairs]),
-            "top_k": top_k,
-            "seed": seed,
-        }
-        if kind != "references":
-            made_of |= {"temperature": temperature, "max_target": max_target}
-        whole = min(self._shard_size, 64) if split == "validation" else self._shard_size
-        return teacher_cache.build(
-            os.path.join(self._directory, f"{task}-{split}-{kind}"),
-            size,
-            total,
-            make,
-            made_of=made_of,
-            shard_size=whole,
-        )
-
-
-def _validate(
-    scores: Callable[..., Any],
-    params: Params,
-    batches: Mapping[str, Mapping[str, Sequence[Callable[[], distill_data.TeacherBatch]]]],
-    rates: Mapping[str, float],
-) -> dict[str, float]:
-    """Alpha and agreement per task and kind, and `mean`; see the module's docstring."""
-    result: dict[str, float] = {}
-    for task, by_kind in batches.items():
-        for kind, some in by_kind.items():
-            sums = np.zeros(3)
-            for batch in some:
-                sums += [float(x) for x in scores(params, *batch())]
-            result[f"{task}/{kind}/alpha"] = float(sums[0] / sums[2])
-            result[f"{task}/{kind}/agreement"] = float(sums[1] / sums[2])
-    total = sum(rates.values())
-    result["mean"] = sum(result[f"{t}/target/alpha"] * rate / total for t, rate in rates.items())
-    return result

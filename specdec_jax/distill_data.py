@@ -11,8 +11,8 @@ Shapes: B rows, T source length, K target length, k kept probabilities.
 import math
 import os
 import shutil
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -84,13 +84,13 @@ class OnPolicy:
       draft: the draft, as it decodes.
       target: what scores.
       buckets: shapes, of which the last holds the longest source and output.
-      rows: pairs to write per batch that is wanted.
       every: steps between two writings.
       temperature: of the draft.
       top_k: probabilities to keep of the target's.
       max_target: the most tokens of an output.
       batch_size: rows written and scored together.
       seed: of the sources and of sampling.
+      oldest: the first step that a resumed run may need a batch of.
     """
 
     def __init__(
@@ -102,28 +102,29 @@ class OnPolicy:
         draft: T5Model,
         target: teacher.Network,
         buckets: tuple[data.Bucket, ...],
-        rows: int,
         every: int,
         temperature: float,
         top_k: int,
         max_target: int,
         batch_size: int,
         seed: int,
+        oldest: Callable[[], int],
     ):
         self._directory, self._pairs, self._shares = directory, pairs, np.array(rates) / sum(rates)
         self._draft, self._target, self._buckets = draft, target, buckets
-        self._rows, self.every, self._temperature = rows, every, temperature
+        self.every, self._temperature = every, temperature
+        self._rows = round(np.mean([bucket.batch for bucket in buckets]))  # pairs per batch
         self._top_k, self._max_target, self._batch_size = top_k, max_target, batch_size
-        self._seed = seed
+        self._seed, self._oldest = seed, oldest
         self._round, self._open = -1, None  # type: tuple[int, Cached | None]
 
-    def clear(self, *, before: int, since: int) -> None:
-        """Removes what no step from `before` on needs, and what a step from `since` on made."""
+    def clear(self, since: int) -> None:
+        """Removes what no checkpoint needs any more, and what a step from `since` on made."""
         if not os.path.isdir(self._directory):
             return
         for name in os.listdir(self._directory):
             made_at = int(name) * self.every if name.isdigit() else since
-            if made_at + self.every <= before or made_at >= since:
+            if made_at + self.every <= self._oldest() or made_at >= since:
                 shutil.rmtree(os.path.join(self._directory, name))
 
     def batch(self, step: int, turn: int, batches: int, params: Params) -> TeacherBatch:
@@ -139,7 +140,8 @@ class OnPolicy:
         if round_ != self._round or self._open is None:
             path = os.path.join(self._directory, str(round_))
             if not os.path.isdir(path):
-                self._write(path, round_, max(1, batches) * self._rows, params)
+                self.clear(since=step)
+                self._write(path, round_, batches * self._rows, params)
             scored = teacher_cache.read([path])
             mixture = data.Mixture(
                 [scored.pairs],
@@ -199,3 +201,33 @@ class Stream:
     def _count(self, steps: int) -> int:
         """How many of the first steps are on-policy."""
         return math.floor(steps * self._share + 1e-9)
+
+
+def validate(
+    scores: Callable[..., Any],
+    params: Params,
+    batches: Mapping[str, Mapping[str, Sequence[Callable[[], TeacherBatch]]]],
+    rates: Mapping[str, float],
+) -> dict[str, float]:
+    """Alpha and agreement, per task and kind of target.
+
+    Args:
+      scores: (params, *batch) -> the sums of `distill_losses.acceptance`.
+      params: the draft's.
+      batches: per task and kind, `eval_batches`.
+      rates: the tasks' shares.
+
+    Returns:
+      `<task>/<kind>/alpha` and `/agreement`; and `mean`, of alpha over the target's samples.
+    """
+    result: dict[str, float] = {}
+    for task, by_kind in batches.items():
+        for kind, some in by_kind.items():
+            sums = np.zeros(3)
+            for batch in some:
+                sums += [float(x) for x in scores(params, *batch())]
+            result[f"{task}/{kind}/alpha"] = float(sums[0] / sums[2])
+            result[f"{task}/{kind}/agreement"] = float(sums[1] / sums[2])
+    total = sum(rates.values())
+    result["mean"] = sum(result[f"{t}/target/alpha"] * rate / total for t, rate in rates.items())
+    return result

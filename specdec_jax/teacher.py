@@ -6,6 +6,7 @@ P positions: the tokens of all targets, end to end.
 
 import functools
 import hashlib
+import os
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -14,12 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specdec_jax import checkpoints, data
+from specdec_jax import checkpoints, data, teacher_cache
 from specdec_jax.decoding import autoregressive_decode
 from specdec_jax.distill_losses import Teacher
 from specdec_jax.model import T5Model, t5_model
 from specdec_jax.sampling import Sampling
 from specdec_jax.stored import flat
+from specdec_jax.teacher_cache import Scored
 from specdec_jax.train_step import shift_right
 from specdec_jax.types import Params
 from specdec_jax.vocabulary import PAD_ID
@@ -148,3 +150,93 @@ def _padded(rows: data.Ragged, chosen: Sequence[int] | np.ndarray) -> np.ndarray
     for row, i in enumerate(chosen):
         padded[row, : len(rows[i])] = rows[i]
     return padded
+
+
+class Work:
+    """The teacher's work, made where it is not yet on disk.
+
+    Args:
+      network: the teacher.
+      directory: where its work is kept, `<task>-<split>-<kind>` each.
+      temperature: of its samples for training; those for validation are at 1.
+      max_target: the most tokens of a sample.
+      seed: of samples, and of which pairs are taken where not all are.
+      shard_size: pairs per shard.
+      batch_size: rows that are decoded together.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        directory: str,
+        *,
+        temperature: float,
+        max_target: int,
+        seed: int,
+        shard_size: int,
+        batch_size: int,
+    ):
+        self._network, self._directory, self._seed = network, directory, seed
+        self._temperature, self._max_target = temperature, max_target
+        self._shard_size, self._batch_size = shard_size, batch_size
+
+    def of(
+        self,
+        task: str,
+        split: str,
+        kind: str,
+        pairs: data.Pairs,
+        limit: int | None,
+        top_k: int,
+    ) -> Scored:
+        """The teacher's probabilities over one kind of targets of a task's split.
+
+        Args:
+          task: its name.
+          split: train or validation.
+          kind: references, target (samples) or greedy.
+          pairs: the split's.
+          limit: the most pairs to take; None for all.
+          top_k: how many probabilities to keep; V or above for all.
+        """
+        total = len(pairs.sources)
+        size, temperature = min(limit or total, total), self._temperature
+        shard_size = self._shard_size
+        if split == "validation":  # little, of which all of p is kept
+            temperature, shard_size = 1.0, min(shard_size, 64)
+        if kind == "greedy":
+            temperature = 0.0
+        order = np.random.default_rng([self._seed, 4]).permutation(total)
+        key = jax.random.fold_in(jax.random.key(self._seed), 4)
+
+        def make(numbers: range) -> tuple[data.Pairs, Teacher]:
+            part = data.take(pairs, order[numbers.start : numbers.stop])
+            if kind != "references":
+                keys = jax.vmap(lambda n: jax.random.fold_in(key, n))(np.array(numbers))
+                written = write(
+                    self._network,
+                    part.sources,
+                    keys,
+                    temperature=temperature,
+                    max_target=self._max_target,
+                    batch_size=self._batch_size,
+                )
+                part = data.Pairs(part.sources, written)
+            return part, score(self._network, part, top_k, batch_size=self._batch_size)
+
+        made_of: dict[str, object] = {
+            "target": self._network.fingerprint,
+            "data": data.fingerprint([pairs]),
+            "top_k": top_k,
+            "seed": self._seed,
+        }
+        if kind != "references":
+            made_of |= {"temperature": temperature, "max_target": self._max_target}
+        return teacher_cache.build(
+            os.path.join(self._directory, f"{task}-{split}-{kind}"),
+            size,
+            total,
+            make,
+            made_of=made_of,
+            shard_size=shard_size,
+        )
