@@ -34,6 +34,7 @@ from specdec_jax.distill_losses import acceptance, mixed
 from specdec_jax.model import t5_model
 from specdec_jax.optimization import Optimizer, Schedule, make_optimizer
 from specdec_jax.resources import ASSETS
+from specdec_jax.sampling import Sampling
 from specdec_jax.t5 import T5Config
 from specdec_jax.train import TrainResult
 from specdec_jax.train_step import make_step
@@ -139,8 +140,10 @@ def distill(
         eval_every=eval_every,
         log_every=log_every,
     )
+    limits = _limits(examples, [task.name for task in tasks])
     losses = mixed({objective: 1.0} if isinstance(objective, str) else objective)
     weights = _weights(kinds)
+    Sampling(temperature)  # refuses what is none
     run_dir = os.path.abspath(run_dir)
     with opened(run_dir, cache_dir):
         network = teacher.load(_find(target, "target"))
@@ -154,7 +157,6 @@ def distill(
             for split in ("train", "validation")
         )
         rates = {task.name: task.rate for task in tasks}
-        limits = {name: _limit(examples, name) for name in rates}
         samples: dict[str, Any] = dict(
             temperature=temperature, max_target=max_target, batch_size=decode_batch, seed=seed
         )
@@ -279,8 +281,14 @@ def _find(name: str, part: str) -> str:
     return str(inner) if inner.is_dir() else name
 
 
-def _limit(examples: int | Mapping[str, int] | None, task: str) -> int | None:
-    limit = examples.get(task) if isinstance(examples, Mapping) else examples
-    if limit is not None:
-        check_counts(examples=limit)
-    return limit
+def _limits(
+    examples: int | Mapping[str, int] | None, tasks: Sequence[str]
+) -> dict[str, int | None]:
+    """The most training pairs of every task; None: all."""
+    if not isinstance(examples, Mapping):
+        examples = {} if examples is None else dict.fromkeys(tasks, examples)
+    for task, count in examples.items():
+        if task not in tasks:
+            raise ValueError(f"examples: no task {task!r}; there are {', '.join(tasks)}.")
+        check_counts(examples=count)
+    return {task: examples.get(task) for task in tasks}
