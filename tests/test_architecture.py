@@ -29,7 +29,7 @@ FLOORS = [
     },
     {"checkpoints", "teacher_cache", "train_step"},
     {"arguments", "conversion", "drafters.early_exit", "seqio_tasks", "training_run"},
-    {"beam", "decoding", "pretrained", "training_setup"},
+    {"beam", "decoding", "distill_table", "pretrained", "training_setup"},
     # "" is the package itself
     {"", "costs", "partitioning", "t5x_adapter", "tasks", "teacher", "trace", "train"},
     {"distill_data", "generate", "gin_jobs", "plan", "t5x_decoding", "t5x_gin", "terminal"},

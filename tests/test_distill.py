@@ -82,7 +82,7 @@ def run(pair, corpora, spiece, tmp_path_factory):  # noqa: F811
             "tokens_per_batch": 256,
             "num_buckets": 1,
             "max_source": 32,
-            "max_target": 16,
+            "max_target": 32,
             "round_size": 64,
             "save_every": 4,
             "eval_every": 6,
@@ -225,6 +225,8 @@ def test_the_gin_file_configures_a_run(pair, tmp_path, corpora, spiece):  # noqa
         "distill.distill.tokens_per_batch = 256",
         "distill.distill.num_buckets = 1",
         "distill.distill.round_size = 64",
+        "distill.distill.max_source = 32",
+        "distill.distill.max_target = 32",
         "optimization.Optimizer.name = 'adamw'",
         *(f"t5.T5Config.{name} = {value!r}" for name, value in CONFIG.__dict__.items()),
     ]
