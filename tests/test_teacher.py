@@ -110,6 +110,15 @@ def test_a_killed_build_goes_on_behind_its_last_whole_shard(network, tmp_path, m
     assert len(calls) == 5
 
 
+def test_greedy_work_is_at_temperature_0_and_validation_at_1(network, tmp_path):
+    hot, cold = work(network, tmp_path / "a"), work(network, tmp_path / "b", temperature=0.0)
+    greedy = hot.of("a", "train", "greedy", pairs(), None, 5)
+    same(greedy, cold.of("a", "train", "target", pairs(), None, 5))
+    sampled = cold.of("a", "validation", "target", pairs(), 4, 5)
+    same(sampled, hot.of("a", "train", "target", pairs(), 4, 5))
+    assert sampled.pairs.targets.tokens.tolist() != greedy.head(4).pairs.targets.tokens.tolist()
+
+
 def test_more_examples_go_on_with_a_smaller_cache(network, tmp_path):
     whole = work(network, tmp_path / "whole").of("a", "train", "references", pairs(), None, 5)
     one = work(network, tmp_path / "grown")
