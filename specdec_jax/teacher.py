@@ -23,6 +23,7 @@ from specdec_jax.sampling import Sampling
 from specdec_jax.stored import flat
 from specdec_jax.teacher_cache import Scored
 from specdec_jax.train_step import shift_right
+from specdec_jax.training_setup import locked
 from specdec_jax.types import Params
 from specdec_jax.vocabulary import PAD_ID
 
@@ -198,6 +199,10 @@ class Work:
           pairs: the split's.
           limit: the most pairs to take; None for all.
           top_k: how many probabilities to keep; V or above for all.
+
+        Raises:
+          UserError: another process is at work in the directory.
+          ValueError: what is there was made of something else, or is damaged.
         """
         total = len(pairs.sources)
         size, temperature = min(limit or total, total), self._temperature
@@ -232,11 +237,13 @@ class Work:
         }
         if kind != "references":
             made_of |= {"temperature": temperature, "max_target": self._max_target}
-        return teacher_cache.build(
-            os.path.join(self._directory, f"{task}-{split}-{kind}"),
-            size,
-            total,
-            make,
-            made_of=made_of,
-            shard_size=shard_size,
-        )
+        os.makedirs(self._directory, exist_ok=True)
+        with locked(self._directory, doing="runs the teacher"):
+            return teacher_cache.build(
+                os.path.join(self._directory, f"{task}-{split}-{kind}"),
+                size,
+                total,
+                make,
+                made_of=made_of,
+                shard_size=shard_size,
+            )

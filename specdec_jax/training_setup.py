@@ -45,14 +45,14 @@ def opened(run_dir: str, cache_dir: str | None = None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def locked(run_dir: str) -> Iterator[None]:
-    """Holds a run directory against other processes; a killed one leaves no lock behind."""
-    with open(os.path.join(run_dir, ".lock"), "w", encoding="utf-8") as f:
+def locked(directory: str, *, doing: str = "trains") -> Iterator[None]:
+    """Holds a directory against other processes; a killed one leaves no lock behind."""
+    with open(os.path.join(directory, ".lock"), "w", encoding="utf-8") as f:
         try:
             fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(
-                f"Another process trains in {run_dir}: wait for it, or name another run directory."
+                f"Another process {doing} in {directory}: wait for it, or name another directory."
             ) from None
         yield
 

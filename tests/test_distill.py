@@ -8,7 +8,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from specdec_jax import checkpoints, data, distill, teacher, training_run
+from specdec_jax import checkpoints, data, distill, main, teacher, training_run
 from specdec_jax.errors import UserError
 from specdec_jax.optimization import Optimizer, Schedule
 from specdec_jax.t5 import T5Config
@@ -221,7 +221,11 @@ def test_the_gin_file_configures_a_run(pair, tmp_path, corpora, spiece):  # noqa
         "distill.distill.tokens_per_batch = 256",
         "distill.distill.num_buckets = 1",
         "distill.distill.round_size = 64",
-        "DATA = {'greedy': 0.5, 'references': 0.5}",
+        # What the tests above have compiled.
+        *(f"{task}/data.Task.prefix = ''" for task in ("restore", "ende", "synopsis")),
+        "distill.distill.max_source = 32",
+        "distill.distill.max_target = 32",
+        "distill.distill.top_k = 8",
         "OBJECTIVE = {'total_variation': 1.0, 'forward_kl': 0.1}",
         "distill.distill.max_target = 32",
         "optimization.Optimizer.name = 'adamw'",
@@ -237,3 +241,18 @@ def test_the_gin_file_configures_a_run(pair, tmp_path, corpora, spiece):  # noqa
         gin.clear_config()
     assert result.finished and result.step == 1
     assert checkpoints.load_params(tmp_path / "run" / "best")[0] == CONFIG
+
+
+def test_the_command_says_how_it_is_used_and_what_is_wrong(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", os.environ["SPECDEC_TEST_CACHE"])
+    assert main.run(["distill", "--help"]) == 0
+    assert "specdec distill: " in capsys.readouterr().out
+    files = ["--gin_file=runs/distill.gin", "--gin_file=models/debian_draft.gin"]
+    for flag, message in (
+        ("--gin.OBJECTIV='forward_kl'", "know no OBJECTIV; did you mean OBJECTIVE?"),
+        ("--gin.OBJECTIVE='kl'", "There is no objective 'kl'; there are forward_kl"),
+        ("--gin.TARGET='nowhere'", "No checkpoint at 'nowhere'."),
+    ):
+        assert main.run(["distill", *files, f"--gin.RUN_DIR='{tmp_path}'", flag]) == 1
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1

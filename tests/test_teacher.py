@@ -10,8 +10,10 @@ import pytest
 
 from specdec_jax import data, teacher, teacher_cache
 from specdec_jax.decoding import autoregressive_decode
+from specdec_jax.errors import UserError
 from specdec_jax.sampling import Sampling
 from specdec_jax.train_step import shift_right
+from specdec_jax.training_setup import locked
 from tests.conftest import tiny_t5
 
 V = 40
@@ -168,3 +170,8 @@ def test_the_teachers_arrays_stay_on_disk(network, tmp_path):
     assert all(isinstance(a, np.memmap) for shard in scored.teachers for a in shard)
     reread = teacher_cache.read([str(tmp_path / "a-train-references" / "00002")])
     np.testing.assert_array_equal(reread.teacher(1).probs, scored.teacher(9).probs)
+
+
+def test_two_processes_do_not_share_the_work(network, tmp_path):
+    with locked(str(tmp_path)), pytest.raises(UserError, match="Another process runs the teacher"):
+        work(network, tmp_path).of("a", "train", "references", pairs(), None, 5)
