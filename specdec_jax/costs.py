@@ -120,7 +120,8 @@ def measure_costs(
     return Costs(
         draft=guess / alone.seconds,
         verification={
-            gamma: (one.seconds - one.guesses * guess) / alone.seconds
+            # Of a model so small that only noise is left, something above 0 all the same.
+            gamma: max(one.seconds - one.guesses * guess, 1e-9) / alone.seconds
             for gamma, one in zip(gammas, full, strict=True)
         },
         prefill=reading.target / alone.seconds,

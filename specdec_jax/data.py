@@ -86,6 +86,11 @@ class Pairs(NamedTuple):
     targets: Ragged
 
 
+def take(pairs: Pairs, rows: Sequence[int] | np.ndarray) -> Pairs:
+    """Some pairs, in the order given."""
+    return Pairs(*(ragged([side[i] for i in rows]) for side in pairs))
+
+
 class Batch(NamedTuple):
     """One training batch; rows that only fill up are all padding."""
 
@@ -138,6 +143,12 @@ def _hash(*parts: bytes) -> str:
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return digest.hexdigest()[:16]
+
+
+def fingerprint(pairs: Sequence[Pairs], *more: object) -> str:
+    """Tells pairs apart, and what is given beside them; equal ones have the same."""
+    arrays = (a for p in pairs for side in p for a in (side.tokens, side.offsets))
+    return _hash(repr(more).encode(), *(a.tobytes() for a in arrays))
 
 
 def _read_bytes(path: str) -> bytes:
@@ -302,7 +313,7 @@ def _rng(*key: int) -> np.random.Generator:
     return np.random.default_rng(np.random.SeedSequence(key))
 
 
-def _fill(bucket: Bucket, rows: Sequence[tuple[Pairs, int]]) -> Batch:
+def fill(bucket: Bucket, rows: Sequence[tuple[Pairs, int]]) -> Batch:
     """Lays pairs out in a bucket's shape."""
     inputs = np.full((bucket.batch, bucket.source), PAD_ID, np.int32)
     targets = np.full((bucket.batch, bucket.target), PAD_ID, np.int32)
@@ -329,6 +340,7 @@ class Mixture:
       tokens_per_batch: about B x (T + K).
       num_buckets: how many shapes.
       round_size: examples per round.
+      buckets: the shapes, where they are not to be chosen; they must hold every pair.
 
     Attributes:
       buckets: the shapes.
@@ -344,6 +356,7 @@ class Mixture:
         tokens_per_batch: int = 4096,
         num_buckets: int = 8,
         round_size: int = 16384,
+        buckets: tuple[Bucket, ...] | None = None,
     ):
         if not pairs or not all(len(p.sources) for p in pairs):
             raise ValueError("Every task of a mixture needs at least one pair that fits.")
@@ -354,7 +367,7 @@ class Mixture:
         shares = np.array(rates) / sum(rates)
         self._counts = np.maximum(1, np.round(shares * round_size)).astype(int)
         self._lengths = [np.stack([p.sources.lengths, p.targets.lengths], -1) for p in pairs]
-        self.buckets = choose_buckets(
+        self.buckets = buckets or choose_buckets(
             np.concatenate([self._lengths_of(t, 0) for t in range(len(pairs))]),
             count=num_buckets,
             tokens_per_batch=tokens_per_batch,
@@ -410,7 +423,8 @@ class Mixture:
         self._plans[round_] = plan
         return plan
 
-    def _locate(self, step: int) -> tuple[Bucket, np.ndarray]:
+    def rows(self, step: int) -> tuple[Bucket, np.ndarray]:
+        """A step's shape, and its rows: int64[rows, 2] of task and example."""
         if step < 0:
             raise ValueError(f"step must not be negative; got {step}.")
         while self._starts[-1] <= step:
@@ -420,8 +434,8 @@ class Mixture:
 
     def batch(self, step: int) -> Batch:
         """The batch of a step: a pure function of the seed and the step."""
-        bucket, examples = self._locate(step)
-        return _fill(bucket, [(self._pairs[task], i) for task, i in examples.tolist()])
+        bucket, examples = self.rows(step)
+        return fill(bucket, [(self._pairs[task], i) for task, i in examples.tolist()])
 
     def padding_fraction(self) -> float:
         """The share of the first round's batches that is padding."""
@@ -434,6 +448,14 @@ class Mixture:
 def eval_batches(
     pairs: Pairs, buckets: Sequence[Bucket], *, max_batches: int | None = None
 ) -> Iterator[Batch]:
+    """The batches of `eval_rows`."""
+    for bucket, members in eval_rows(pairs, buckets, max_batches=max_batches):
+        yield fill(bucket, [(pairs, i) for i in members.tolist()])
+
+
+def eval_rows(
+    pairs: Pairs, buckets: Sequence[Bucket], *, max_batches: int | None = None
+) -> list[tuple[Bucket, np.ndarray]]:
     """Batches over pairs in order of their buckets, each pair once.
 
     Args:
@@ -442,8 +464,9 @@ def eval_batches(
         than the last get a bucket of their own.
       max_batches: stop after so many; they are spread evenly over all.
 
-    Yields:
-      Batches of the buckets' shapes; each bucket's last may be part padding.
+    Returns:
+      Shapes and the pairs that they get, int64[rows]; each bucket's last batch may be
+      part padding.
     """
     lengths = np.stack([pairs.sources.lengths, pairs.targets.lengths], -1)
     rows, *shape = buckets[-1]
@@ -457,5 +480,4 @@ def eval_batches(
         ]
     if max_batches is not None and len(plan) > max_batches:
         plan = [plan[i] for i in np.linspace(0, len(plan) - 1, max_batches).astype(int)]
-    for bucket, members in plan:
-        yield _fill(bucket, [(pairs, i) for i in members.tolist()])
+    return plan

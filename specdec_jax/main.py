@@ -8,6 +8,7 @@
     specdec rules                           the rules of verification, side by side
     specdec benchmark --gin_file=FILE ...   the paper's Table 2 for a pair, configured by gin
     specdec train --gin_file=FILE ...       train, configured by gin
+    specdec distill --gin_file=FILE ...     train a draft on its target, configured by gin
     specdec infer --gin_file=FILE ...       decode a file, configured by gin
     specdec train_ngram                     count an n-gram table, which is a draft
     specdec convert SOURCE OUTPUT           T5X's or Hugging Face's weights as ours
@@ -69,6 +70,11 @@ def _build_parser() -> argparse.ArgumentParser:
     _add_train_ngram(commands)
     commands.add_parser(
         "train", help="train, configured by gin: --gin_file=FILE --gin.NAME=VALUE", add_help=False
+    )
+    commands.add_parser(
+        "distill",
+        help="train a draft on its target, configured by gin: --gin_file=FILE --gin.NAME=VALUE",
+        add_help=False,
     )
     commands.add_parser(
         "infer",
@@ -532,6 +538,18 @@ def _train(arguments: Sequence[str]) -> int:
     return 0 if result.finished else INTERRUPTED
 
 
+def _distill(arguments: Sequence[str]) -> int:
+    from specdec_jax import distill, gin_jobs
+
+    if {"-h", "--help"} & set(arguments):
+        print(f"specdec distill: {gin_jobs.__doc__}")
+        return 0
+    _keep_compiled_programs()
+    gin_jobs.log_own_messages()
+    result = gin_jobs.run(distill.distill, arguments)
+    return 0 if result.finished else INTERRUPTED
+
+
 def _infer(arguments: Sequence[str]) -> int:
     from specdec_jax import infer
 
@@ -644,6 +662,8 @@ def main(argv: Sequence[str]) -> int:
     """Runs the command -> its exit status: 0, 1 failed, 2 wrong usage, 130 interrupted."""
     if argv[:1] == ["train"]:  # gin's flags are no parser's
         return _train(argv[1:])
+    if argv[:1] == ["distill"]:
+        return _distill(argv[1:])
     if argv[:1] == ["infer"]:
         return _infer(argv[1:])
     if argv[:1] == ["benchmark"]:

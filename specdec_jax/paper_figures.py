@@ -4,6 +4,7 @@ Its target is T5 1.1 XXL (11B), fine-tuned, on one TPU v4, batch 1; its speeds a
 standard T5X implementation. Its EXP is Theorem 3.8.
 """
 
+from pathlib import PurePath
 from typing import NamedTuple
 
 
@@ -79,6 +80,11 @@ TABLE_3 = (
     Table3Row("LM1B", "bigram", 0.05, 0.05),
     Table3Row("LM1B", "small", 0.88, 0.89),
 )
+
+
+def paper_draft(draft: str) -> str:
+    """What the paper calls a draft: a pair's own is its small one, a directory its last name."""
+    return "small" if draft == "model" else PurePath(draft).name
 
 
 def table_2(task: str | None, draft: str, temperature: float) -> Table2Row | None:

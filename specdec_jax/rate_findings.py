@@ -10,7 +10,7 @@ from specdec_jax import acceptance
 from specdec_jax.drafters.model import ModelDrafter
 from specdec_jax.findings import Figure, Finding, Series, Table, Value
 from specdec_jax.generate import Batch, Settings, batches, decode, decode_plain
-from specdec_jax.paper_figures import table_3
+from specdec_jax.paper_figures import paper_draft, table_3
 from specdec_jax.pretrained import Pair
 from specdec_jax.sampling import GREEDY, Sampling
 from specdec_jax.types import DecodeResult
@@ -108,7 +108,7 @@ def table_of_rates(rates: Sequence[Rates], like: dict[str, str | None]) -> list[
     """Table 3 beside the paper's, and alpha by place in the round."""
     cells: list[tuple[Value, ...]] = []
     for row in rates:
-        paper = table_3(like.get(row.task), "small" if row.draft == "model" else row.draft)
+        paper = table_3(like.get(row.task), paper_draft(row.draft))
         theirs: tuple[Value, ...] = (None,) * 4
         if paper:
             theirs = (

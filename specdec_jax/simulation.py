@@ -90,7 +90,7 @@ class Simulation:
     dtype: str = "float32"
     seed: int = 0
 
-    name = "simulation"
+    name = "speed"
 
     def findings(self, run_dir: Path) -> list[Finding]:
         """Table 2's rows of these drafts, measured."""

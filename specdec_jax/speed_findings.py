@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from specdec_jax.benchmark_table import T5X, BenchmarkRow
 from specdec_jax.findings import Figure, Finding, Series, Table, Value
 from specdec_jax.measuring import OURS
-from specdec_jax.paper_figures import table_2
+from specdec_jax.paper_figures import paper_draft, table_2
 
 _X = "{:.2f}X"
 
@@ -72,8 +72,7 @@ def _table_2(
 ) -> Table:
     cells: list[tuple[Value, ...]] = []
     for row in rows:
-        draft = "small" if row.draft == "model" else row.draft
-        paper = table_2(like.get(row.task), draft, row.temperature)
+        paper = table_2(like.get(row.task), paper_draft(row.draft), row.temperature)
         measured = row.speedups[OURS]
         interval = f"{measured.low:.2f}-{measured.high:.2f}"
         theirs: tuple[Value, ...] = (None,) * 6

@@ -60,11 +60,18 @@ class TrainState(NamedTuple):
 
 
 class StepFunctions(NamedTuple):
-    """The compiled parts of a training step and of validation."""
+    """The compiled parts of a training step and of validation; a batch is its arrays."""
 
-    gradients: Callable[..., Any]  # (params, step, inputs, targets) -> (loss f32[], grads)
+    gradients: Callable[..., Any]  # (params, step, *batch) -> (loss f32[], grads)
     update: Callable[..., Any]  # (state, grads) -> (state, gradient norm f32[])
-    scores: Callable[..., Any]  # (params, inputs, targets) -> (nats, right, tokens), f32[] each
+    scores: Callable[..., Any]  # (params, *batch) -> sums, f32[] each
+
+
+def nats_and_accuracy(logits: Array, targets: Array) -> tuple[Array, Array, Array]:
+    """Sums over a batch: nats, targets that are the likeliest token, and targets."""
+    real = targets != PAD_ID
+    right = (logits.argmax(-1) == targets) & real
+    return cross_entropy(logits, targets).sum(), right.sum(), real.sum()
 
 
 def make_step(
@@ -72,14 +79,23 @@ def make_step(
     transform: optax.GradientTransformation,
     *,
     seed: int = 0,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
+    losses: Callable[..., Array] = cross_entropy,
+    scores: Callable[..., tuple[Array, ...]] = nats_and_accuracy,
 ) -> StepFunctions:
-    """Compiles a training step (its state is donated)."""
+    """Compiles a training step (its state is donated).
+
+    Args:
+      config: the network.
+      transform: the optimizer.
+      seed: of dropout.
+      losses: (logits f32[B, K, V], targets int32[B, K], *rest of the batch) -> f32[B, K], 0
+        where a target is padding; their mean over the other targets is the loss.
+      scores: of the same arguments, the sums that validation wants.
+    """
     model = T5(config)
     base_key = jax.random.key(seed)
 
-    def loss_fn(params: Params, step: Array, inputs: Array, targets: Array) -> Array:
+    def loss_fn(params: Params, step: Array, inputs: Array, targets: Array, *more: Array) -> Array:
         rngs = None
         if config.dropout_rate:
             rngs = {"dropout": jax.random.fold_in(base_key, step)}
@@ -90,24 +106,22 @@ def make_step(
             deterministic=not config.dropout_rate,
             rngs=rngs,
         )
-        losses = cross_entropy(logits, targets, label_smoothing=label_smoothing, z_loss=z_loss)
-        return losses.sum() / jnp.maximum(jnp.count_nonzero(targets), 1)
+        total = losses(logits, targets, *more).sum()
+        return total / jnp.maximum(jnp.count_nonzero(targets), 1)
 
     def update(state: TrainState, grads: Params) -> tuple[TrainState, Array]:
         updates, opt_state = transform.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         return TrainState(state.step + 1, params, opt_state), optax.tree.norm(grads)
 
-    def scores(params: Params, inputs: Array, targets: Array) -> tuple[Array, Array, Array]:
+    def score(params: Params, inputs: Array, targets: Array, *more: Array) -> tuple[Array, ...]:
         logits: Any = model.apply({"params": params}, inputs, shift_right(targets))
-        real = targets != PAD_ID
-        right = (logits.argmax(-1) == targets) & real
-        return cross_entropy(logits, targets).sum(), right.sum(), real.sum()
+        return scores(logits, targets, *more)
 
     return StepFunctions(
         jax.jit(jax.value_and_grad(loss_fn)),
         jax.jit(update, donate_argnums=0),
-        jax.jit(scores),
+        jax.jit(score),
     )
 
 

@@ -7,8 +7,8 @@ import signal
 import threading
 import time
 import types
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -16,11 +16,11 @@ import orbax.checkpoint as ocp
 from absl import logging
 from jax import Array
 
-from specdec_jax import checkpoints, data
+from specdec_jax import checkpoints
 from specdec_jax.layers import Params
 from specdec_jax.optimization import Schedule
 from specdec_jax.t5 import T5Config
-from specdec_jax.train_step import StepFunctions, TrainState, validate
+from specdec_jax.train_step import StepFunctions, TrainState
 
 
 class _StopRequest:
@@ -90,8 +90,18 @@ class Progress(NamedTuple):
     """What a checkpoint says beside the state."""
 
     tokens: int = 0  # seen so far, without padding
-    best: float = math.inf  # the lowest mean validation loss so far
+    best: float = math.inf  # the lowest cost of a validation so far
     fingerprint: str = ""  # of the mixture: a resumed run must see the same batches
+
+
+class Batch(Protocol):
+    """The arrays of one step, in the order in which the step takes them."""
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that are not padding, both sides."""
 
 
 class TrainingRun:
@@ -106,15 +116,29 @@ class TrainingRun:
         schedule: Schedule,
         learning_rate: float,
         *,
-        validation: Mapping[str, Sequence[data.Batch]],
-        rates: Mapping[str, float],
+        validate: Callable[[Params], dict[str, float]],
+        cost: Callable[[Mapping[str, float]], float] = lambda scores: scores["mean"],
         state: TrainState,
         progress: Progress,
     ):
+        """Takes a run up.
+
+        Args:
+          run_dir: where it lives.
+          model: the network.
+          manager: of its checkpoints.
+          functions: its steps.
+          schedule: the learning rate's, and the number of steps.
+          learning_rate: the schedule's top, for the log.
+          validate: parameters -> scores.
+          cost: of scores; `best/` is where it was lowest.
+          state: where it stands.
+          progress: what is known beside the state.
+        """
         self._run_dir, self._model, self._manager = run_dir, model, manager
         self._functions, self._schedule = functions, schedule
         self._learning_rate = learning_rate
-        self._validation, self._rates = validation, rates
+        self._validate_params, self._cost = validate, cost
         self.state, self._progress = state, progress
         self.step = int(state.step)
         self._log = _Log(os.path.join(run_dir, "metrics.jsonl"), self.step)
@@ -129,21 +153,35 @@ class TrainingRun:
 
     def loop(
         self,
-        mixture: data.Mixture,
+        batch: Callable[[int, Params], Batch],
         *,
+        eval_first: bool = False,
         save_every: int,
         save_seconds: float,
         eval_every: int,
         log_every: int,
         max_minutes: float | None,
     ) -> str | None:
-        """Makes steps until the schedule ends -> None, or what stopped it before."""
+        """Makes steps until the schedule ends -> None, or what stopped it before.
+
+        Args:
+          batch: the batch of a step, and of the parameters before it.
+          eval_first: whether to validate before the first step, too.
+          save_every: steps between checkpoints.
+          save_seconds: the most seconds between checkpoints.
+          eval_every: steps between validations.
+          log_every: steps between lines of the log.
+          max_minutes: stop after so long.
+        """
         started, total = time.monotonic(), self._schedule.total_steps
         with _StopRequest() as stop:
+            if eval_first and self._validated < 0:
+                self._validate()
+                self._open_window()
             while self.step < total and stop.name is None:
                 if max_minutes is not None and time.monotonic() - started > 60 * max_minutes:
                     return f"max_minutes = {max_minutes:g}"
-                self._make_step(mixture.batch(self.step))
+                self._make_step(batch(self.step, self.state.params))
                 evaluates = self.step % eval_every == 0
                 saves = (
                     self.step % save_every == 0
@@ -186,10 +224,8 @@ class TrainingRun:
         self._norm: Array | None = None
         self._window_tokens, self._window_start = 0, time.monotonic()
 
-    def _make_step(self, batch: data.Batch) -> None:
-        loss, grads = self._functions.gradients(
-            self.state.params, self.state.step, batch.inputs, batch.targets
-        )
+    def _make_step(self, batch: Batch) -> None:
+        loss, grads = self._functions.gradients(self.state.params, self.state.step, *batch)
         self.state, self._norm = self._functions.update(self.state, grads)
         self.step += 1
         self._losses.append(loss)
@@ -240,15 +276,14 @@ class TrainingRun:
         )
 
     def _validate(self) -> None:
-        self.scores = validate(
-            self._functions.scores, self.state.params, self._validation, self._rates
-        )
+        self.scores = self._validate_params(self.state.params)
         self._validated = self.step
         self._log.write(step=self.step, tokens=self._progress.tokens, validation=self.scores)
         shown = "  ".join(f"{k} {v:.3f}" for k, v in self.scores.items())
         logging.info("step %d  validation  %s", self.step, shown)
-        if self.scores["mean"] < self._progress.best:
-            self._progress = self._progress._replace(best=self.scores["mean"])
+        cost = self._cost(self.scores)
+        if cost < self._progress.best:
+            self._progress = self._progress._replace(best=cost)
             export_best(
                 self._run_dir, self._model, self.state.params, step=self.step, scores=self.scores
             )

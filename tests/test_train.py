@@ -12,7 +12,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from specdec_jax import checkpoints, data, train, training_run
+from specdec_jax import checkpoints, data, train, training_run, training_setup
 from specdec_jax.errors import UserError
 from specdec_jax.optimization import Optimizer, Schedule
 from specdec_jax.t5 import T5Config
@@ -230,7 +230,7 @@ def test_a_finished_run_called_again_keeps_its_scores(tmp_path, corpora, spiece)
 
 def test_two_processes_do_not_train_in_one_directory(tmp_path, corpora, spiece):  # noqa: F811
     with (
-        train._locked(str(tmp_path)),
+        training_setup.locked(str(tmp_path)),
         pytest.raises(UserError, match="Another process trains in"),
     ):
         run(tmp_path, corpora, spiece)
@@ -246,7 +246,7 @@ def test_a_split_of_no_usable_pair_is_refused(tmp_path, spiece):  # noqa: F811
     (tmp_path / "restore-validation.tsv").write_text("tiny\t\n" + "files " * 20 + "\tfiles\n")
     task = data.Task("restore", "", str(tmp_path))
     with pytest.raises(ValueError, match="'restore' is left of its split validation"):
-        train._load_pairs([task], "validation", spiece, T5Config(**CONFIG), 8, 8)
+        training_setup.load_pairs([task], "validation", spiece, T5Config(**CONFIG), 8, 8)
 
 
 @pytest.mark.parametrize(
