@@ -65,7 +65,9 @@ def _section(finding: Finding, *, kind: str = "", explained: bool = False) -> st
     """A finding under its title, with its note and the command that makes it."""
     kind = kind or type(finding).__name__.lower()
     if isinstance(finding, Table):
-        body = _scroll(table_html(finding.columns, finding.rows, finding.cells()), finding.title)
+        main = _main_column(finding) if kind == "headline" else None
+        table = table_html(finding.columns, finding.rows, finding.cells(), main=main)
+        body = _scroll(table, finding.title)
     elif isinstance(finding, Walk):
         body = walk_html(finding, explained=explained)
     else:
@@ -92,16 +94,26 @@ def _scroll(table: str, title: str) -> str:
     )
 
 
+def _main_column(table: Table) -> int | None:
+    """The first one of factors, such as 2.31X, or else of numbers."""
+    numbers = [i for i, form in enumerate(table.formats) if form]
+    return next((i for i in numbers if "X" in table.formats[i]), numbers[0] if numbers else None)
+
+
 def table_html(
-    columns: Sequence[str], rows: Sequence[Sequence[Value]], cells: Sequence[Sequence[str]]
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Value]],
+    cells: Sequence[Sequence[str]],
+    *,
+    main: int | None = None,
 ) -> str:
-    """Cells under headings; a column of numbers is set to the right."""
+    """Cells under headings; a column of numbers is set to the right, the main one big."""
     numeric = [any(isinstance(row[i], int | float) for row in rows) for i in range(len(columns))]
     short = [all(len(row[i]) <= SHORT for row in cells) for i in range(len(columns))]
-    of_column = [
-        ' class="number"' if n else ' class="short"' if s else ""
-        for n, s in zip(numeric, short, strict=True)
+    kinds = [
+        "number" if n else "short" if s else "long" for n, s in zip(numeric, short, strict=True)
     ]
+    of_column = [f' class="{kind}{" main" * (i == main)}"' for i, kind in enumerate(kinds)]
     head = "".join(
         f'<th scope="col"{kind}>{html.escape(name)}</th>'
         for name, kind in zip(columns, of_column, strict=True)

@@ -5,8 +5,8 @@ from specdec_jax.findings import Figure, Lane, Series, Span, Table, Timeline, To
 NASTY = '</script><b>&amp; "q" | *x* $y$ `z` ▁🦊'
 
 HEADLINE = Table(
-    "headline", "Faster, and the same", ("task", "speed-up"), ("", "{:.2f}X"),
-    (("restore", 2.3125), ("ende", 1.5)),
+    "headline", "Faster, and the same", ("task", "γ", "speed-up"), ("", "{}", "{:.2f}X"),
+    (("restore", 7, 2.3125), ("ende", 3, 1.5)),
 )  # fmt: skip
 TABLE = Table(
     "table2", f"Table 2 {NASTY}", ("task", NASTY, "rows", "why"), ("", "{:.2f}", "{}", ""),

@@ -92,6 +92,12 @@ def markdown(run_dir):
     return (run_dir / "report.md").read_text("utf-8")
 
 
+def test_the_speed_up_is_big_in_the_headline(page):
+    main = [x for _, attrs, x in page.part("headline") if "main" in attrs.get("class", "")]
+    assert ["".join(x) for x in main] == ["speed-up", "2.31X", "1.50X"]
+    assert not [1 for _, attrs, _ in page.part("table2") if "main" in attrs.get("class", "")]
+
+
 @pytest.mark.parametrize("table", [HEADLINE, TABLE], ids=lambda table: table.name)
 def test_tables_are_the_same_in_all_three(run_dir, page, markdown, table):
     cells = ["".join(x) for tag, _, x in page.part(table.name) if tag in ("th", "td")]
