@@ -14,6 +14,7 @@ from specdec_jax.resources import ASSETS
 
 FOLDER = ASSETS / "report"
 SHORT = 24  # characters of a cell that is not broken into lines
+WIDE = 12  # columns, at most, of a table that keeps to the page's width
 
 
 def page(
@@ -67,7 +68,7 @@ def _section(finding: Finding, *, kind: str = "", explained: bool = False) -> st
     if isinstance(finding, Table):
         main = _main_column(finding) if kind == "headline" else None
         table = table_html(finding.columns, finding.rows, finding.cells(), main=main)
-        body = _scroll(table, finding.title)
+        body = _scroll(table, finding.title, wide=len(finding.columns) > WIDE)
     elif isinstance(finding, Walk):
         body = walk_html(finding, explained=explained)
     else:
@@ -86,12 +87,10 @@ def _section(finding: Finding, *, kind: str = "", explained: bool = False) -> st
     )
 
 
-def _scroll(table: str, title: str) -> str:
-    """Wide tables scroll by themselves, by keyboard too."""
-    return (
-        f'<div class="scroll" role="region" tabindex="0" aria-label="{html.escape(title)}">'
-        f"{table}</div>"
-    )
+def _scroll(table: str, title: str, *, wide: bool = False) -> str:
+    """A table that scrolls by itself where it has no room, by keyboard too."""
+    kind, label = "scroll wide" if wide else "scroll", html.escape(title)
+    return f'<div class="{kind}" role="region" tabindex="0" aria-label="{label}">{table}</div>'
 
 
 def _main_column(table: Table) -> int | None:

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from specdec_jax import findings
+from specdec_jax.findings import Table
 from specdec_jax.report import report
 from tests.chromium import Chromium, find
 from tests.report_samples import ALL, NASTY, WALK
@@ -153,8 +154,13 @@ def test_a_long_decode_keeps_its_round_in_sight(browser, tmp_path):
     assert browser.ask(place)
 
 
-def test_no_part_is_wider_than_the_page(opened):
-    for width in (360, 1200):
+def test_no_part_is_wider_than_the_page(browser, tmp_path):
+    opened, columns = browser, tuple(f"a column {i}" for i in range(30))
+    wide = Table("wide", "", columns, ("",) * 30, (columns,))
+    for finding in (*ALL, wide):
+        findings.save(tmp_path, finding)
+    opened.open(report(tmp_path))
+    for width in (360, 1200, 2000):
         opened.call(
             "Emulation.setDeviceMetricsOverride",
             width=width, height=800, deviceScaleFactor=1, mobile=False,
