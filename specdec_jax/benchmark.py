@@ -21,6 +21,7 @@ import jax
 from specdec_jax import baselines, measuring, partitioning, pretrained
 from specdec_jax.benchmark_table import BenchmarkRow, table
 from specdec_jax.costs import measure_costs, median_costs
+from specdec_jax.drafters.model import ModelDrafter
 from specdec_jax.errors import UserError
 from specdec_jax.generate import (
     Settings,
@@ -35,6 +36,7 @@ from specdec_jax.record import Record
 from specdec_jax.sampling import Sampling
 from specdec_jax.tasks import Task
 from specdec_jax.terminal import JobProgress, say
+from specdec_jax.types import Model, Params
 
 _COST_SOURCES = 3  # batches that costs are measured on; one alone scatters too much
 
@@ -128,6 +130,8 @@ def measure(
             pair.target_params,
             max_new_tokens=settings.max_new_tokens,
             sampling=settings.sampling,
+            draft=_draft_model(pair) if settings.batch_size == 1 else None,
+            gamma=settings.gamma,
         )
     race = measuring.race(ways, work, repeats=repeats, seed=settings.seed)
     step = -(-len(work) // _COST_SOURCES)
@@ -154,6 +158,12 @@ def measure(
         batch_size=settings.batch_size,
         seed=settings.seed,
     )
+
+
+def _draft_model(pair: Pair) -> tuple[Model, Params] | None:
+    """A draft that is a model, for those who take no other."""
+    drafter = pair.drafter
+    return (drafter.model, pair.draft_params) if isinstance(drafter, ModelDrafter) else None
 
 
 def _about(

@@ -41,7 +41,8 @@ class BenchmarkRow:
       speedups: of speculation, by baseline.
       tokens_per_second: the median over the batches, by way.
       compile_seconds: compilation and first runs, by way.
-      identical: rows whose tokens are equal by every way; None where they are sampled.
+      identical: rows whose tokens are the target's own; None where they are sampled.
+      agreement: the same of every other way, whose rounding may differ at near ties.
       rows: how many there were.
       reason: where it does not pay, why, and what would; where EXP is far off, why.
     """
@@ -66,6 +67,7 @@ class BenchmarkRow:
     tokens_per_second: dict[str, float]
     compile_seconds: dict[str, float]
     identical: int | None
+    agreement: dict[str, int]
     rows: int
     reason: str
 
@@ -111,7 +113,7 @@ def as_csv(rows: Sequence[BenchmarkRow]) -> str:
         for name, value in fields.pop("speedups").items():
             for part, number in zip(Speedup._fields, value, strict=True):
                 fields[f"speed-up over {name}, {part}"] = number
-        for group in ("tokens_per_second", "compile_seconds"):
+        for group in ("tokens_per_second", "compile_seconds", "agreement"):
             for name, value in fields.pop(group).items():
                 fields[f"{group}, {name}"] = value
         flat.append(fields)

@@ -49,13 +49,17 @@ class Race:
         return [int(result.lengths.sum()) for result in self.results[way]]
 
     @property
-    def identical(self) -> int:
-        """Rows that have the same tokens by every way."""
-        return sum(
-            all(np.array_equal(first.tokens[i], one.tokens[i]) for one in others)
-            for first, *others in zip(*self.results.values(), strict=True)
-            for i in range(len(first.tokens))
-        )
+    def agreement(self) -> dict[str, int]:
+        """By way, the rows whose tokens are those of the speculative decode."""
+        return {
+            name: sum(
+                np.array_equal(a, b)
+                for here, there in zip(self.results[SPECULATIVE], results, strict=True)
+                for a, b in zip(here.tokens, there.tokens, strict=True)
+            )
+            for name, results in self.results.items()
+            if name != SPECULATIVE
+        }
 
 
 def race(ways: Mapping[str, Way], batches: Sequence[Batch], *, repeats: int, seed: int) -> Race:
@@ -149,7 +153,8 @@ def as_row(
             for name in found.seconds
         },
         compile_seconds=found.compile_seconds,
-        identical=found.identical if same_tokens else None,
+        identical=found.agreement[OURS] if same_tokens else None,
+        agreement=found.agreement if same_tokens else {},
         rows=sum(len(result.lengths) for result in speculative),
         reason="",
     )

@@ -151,7 +151,7 @@ class Simulation:
         ways = {
             measuring.SPECULATIVE: speculate,
             measuring.OURS: alone,
-            **baselines.ways(*target, **settings),
+            **baselines.ways(*target, **settings),  # no assisted one: its draft would be noise
         }
         work = self._batches(models.target.vocab_size)
         costs = measure_costs(

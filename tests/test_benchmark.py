@@ -102,6 +102,7 @@ def test_mistakes(job: list[str], flag: str, message: str, capsys: pytest.Captur
 def test_t5x_stands_in_the_table_where_it_is() -> None:
     values = {field.name: 0 for field in dataclasses.fields(BenchmarkRow)}
     values |= {"task": "t", "draft": "model", "gamma": 7, "identical": 5, "rows": 5, "reason": ""}
+    values |= {"tokens_per_second": {}, "compile_seconds": {}, "agreement": {}}
     speedups = {"the target alone": Speedup(2, 1.9, 2.1), "T5X": Speedup(3, 2.9, 3.1)}
     row = BenchmarkRow(**values | {"speedups": speedups})
     other = dataclasses.replace(row, speedups={"the target alone": Speedup(1, 1, 1)})

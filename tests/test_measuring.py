@@ -50,7 +50,7 @@ def found() -> Race:
 
 def test_a_race_keeps_what_it_saw(found: Race) -> None:
     assert [len(result.lengths) for result in found.results[OURS]] == [3, 2]  # no spare rows
-    assert found.identical == 5
+    assert found.agreement == {OURS: 5, "slow": 5}
     assert found.tokens(OURS) == found.tokens(SPECULATIVE)
     assert all(0.05 <= seconds < 1 for seconds in found.seconds["slow"])
     assert found.compile_seconds["slow"] >= 0.05 and found.compile_seconds[OURS] > 0
@@ -61,7 +61,7 @@ def test_another_s_tokens_are_told(found: Race) -> None:
     other = found.results["slow"][0]
     wrong = other._replace(tokens=np.where(np.arange(N) == 0, other.tokens + 1, other.tokens))
     results = {**found.results, "slow": [wrong, found.results["slow"][1]]}
-    assert dataclasses.replace(found, results=results).identical == 2
+    assert dataclasses.replace(found, results=results).agreement == {OURS: 5, "slow": 2}
 
 
 def row(found: Race, costs: Costs = COSTS):

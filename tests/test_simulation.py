@@ -92,7 +92,12 @@ def test_rows_that_are_there_are_not_measured_again(tmp_path: Path, monkeypatch)
             raise KeyboardInterrupt
         values = {field.name: 1.0 for field in dataclasses.fields(BenchmarkRow)}
         values |= {"speedups": {"the target alone": Speedup(2, 2, 2)}, "reason": "", "rows": 1}
-        values |= {"tokens_per_second": seconds, "compile_seconds": seconds, "gamma": row.gamma}
+        values |= {
+            "tokens_per_second": seconds,
+            "compile_seconds": seconds,
+            "gamma": row.gamma,
+            "agreement": {},
+        }
         names = {"task": row.task, "draft": row.draft, "temperature": row.temperature}
         return BenchmarkRow(**values | names)
 
