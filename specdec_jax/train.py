@@ -31,8 +31,8 @@ from absl import logging
 from specdec_jax import checkpoints, data, replacing
 from specdec_jax.errors import UserError
 from specdec_jax.layers import Params
+from specdec_jax.lm import Config
 from specdec_jax.optimization import Optimizer, Schedule, make_optimizer
-from specdec_jax.t5 import T5Config
 from specdec_jax.train_step import TrainState, init_state, make_step
 from specdec_jax.training_run import Progress, TrainingRun
 from specdec_jax.vocabulary import Vocabulary
@@ -52,7 +52,7 @@ class TrainResult(NamedTuple):
 def train(
     run_dir: str,
     *,
-    model: T5Config,
+    model: Config,
     tasks: Sequence[data.Task],
     vocabulary_path: str,
     schedule: Schedule,
@@ -75,7 +75,7 @@ def train(
     max_minutes: float | None = None,
     cache_dir: str | None = None,
 ) -> TrainResult:
-    """Trains a T5 on a mixture of tasks, or goes on with training.
+    """Trains a network, a T5 or a language model, on a mixture of tasks, or goes on with training.
 
     If `run_dir` holds a checkpoint, the run is resumed from the newest one; to start
     anew, name a new directory. SIGTERM and SIGINT save a checkpoint and return.
@@ -212,7 +212,7 @@ def _load_pairs(
     tasks: Sequence[data.Task],
     split: str,
     vocabulary_path: str,
-    model: T5Config,
+    model: Config,
     max_source: int,
     max_target: int,
 ) -> dict[str, data.Pairs]:
@@ -258,7 +258,7 @@ def _checkpoint_manager(run_dir: str, keep: int) -> ocp.CheckpointManager:
 
 def _start(
     manager: ocp.CheckpointManager,
-    model: T5Config,
+    model: Config,
     transform: optax.GradientTransformation,
     fingerprint: str,
     *,
@@ -289,9 +289,7 @@ def _start(
     return state, Progress(int(extra["tokens"]), best, fingerprint)
 
 
-def _restore(
-    manager: ocp.CheckpointManager, step: int, model: T5Config, abstract: TrainState
-) -> Any:
+def _restore(manager: ocp.CheckpointManager, step: int, model: Config, abstract: TrainState) -> Any:
     """A checkpoint's `state` and `extra`; one sentence where it is damaged or another model's."""
     try:
         stored = manager.item_metadata(step)["state"]

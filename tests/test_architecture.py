@@ -12,6 +12,7 @@ FLOORS = [
         "analysis",
         "errors",
         "gamma",
+        "network",
         "replacing",
         "resources",
         "restoration",
@@ -19,8 +20,8 @@ FLOORS = [
     },
     {"extras", "findings", "text_lines", "types", "layers", "vocabulary"},
     {"metrics", "ngram", "sharding", "verification", "t5", "data", "optimization", "stored"},
-    {"checkpoints_hf", "checkpoints_t5x", "drafters.model", "drafters.prompt_lookup", "model"},
-    {"checkpoints", "train_step"},
+    {"checkpoints_hf", "checkpoints_t5x", "drafters.model", "drafters.prompt_lookup", "lm"},
+    {"checkpoints", "model", "train_step"},
     {"arguments", "conversion", "drafters.early_exit", "seqio_tasks", "training_run"},
     {"beam", "decoding", "pretrained", "train"},
     {"", "costs", "partitioning", "t5x_adapter", "tasks", "trace"},  # "" is the package itself
