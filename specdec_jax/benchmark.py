@@ -47,6 +47,7 @@ from specdec_jax.generate import (
     decode_plain,
     decoders,
 )
+from specdec_jax.model import T5Model
 from specdec_jax.pretrained import Pair
 from specdec_jax.sampling import Sampling
 from specdec_jax.speed import timed
@@ -194,6 +195,8 @@ def _measure(
 def _t5x_ways(pair: Pair) -> dict[str, Callable[[Batch, Settings], Any]]:
     """T5X's own decoding of the same parameters, where T5X is installed."""
     if not t5x_adapter.is_installed() or pair.partitioner is not None:
+        return {}
+    if not isinstance(pair.target, T5Model):
         return {}
     model, params = t5x_adapter.to_t5x(pair.target, pair.target_params)
 

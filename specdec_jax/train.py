@@ -225,7 +225,7 @@ def _load_pairs(
         )
     pairs = {
         task.name: data.fit(
-            data.tokenize(task.path(split), task.prefix, vocabulary),
+            data.tokenize(task.path(split), task.prefix, vocabulary, source=task.source),
             max_source,
             max_target,
             cut_source=task.cut_source,
