@@ -19,18 +19,21 @@ import numpy as np
 
 from specdec_jax.checkpoints import load_params, save_params
 from specdec_jax.layers import Params
+from specdec_jax.lm import Config
 from specdec_jax.t5 import T5Config
 
 
 def grow(
-    config: T5Config, params: Params, *, emb_dim: int, num_heads: int, mlp_dim: int, seed: int = 0
+    config: Config, params: Params, *, emb_dim: int, num_heads: int, mlp_dim: int, seed: int = 0
 ) -> tuple[T5Config, Params]:
     """A wider T5 of the same function, for any sources and prefixes.
 
     Raises:
-      ValueError: a size shrinks, emb_dim is no multiple, or the logits are tied to the
-        embeddings (T5 1.0), which scales them by the width.
+      ValueError: it is no T5, a size shrinks, emb_dim is no multiple, or the logits are tied
+        to the embeddings (T5 1.0), which scales them by the width.
     """
+    if not isinstance(config, T5Config):
+        raise ValueError("Only a T5 can be made wider here.")
     if config.logits_via_embedding:
         raise ValueError("A T5 whose logits are tied to its embeddings can't be made wider.")
     if emb_dim % config.emb_dim:

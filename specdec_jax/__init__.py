@@ -6,7 +6,8 @@ from specdec_jax.drafters.early_exit import EarlyExitDrafter
 from specdec_jax.drafters.model import ModelDrafter
 from specdec_jax.drafters.prompt_lookup import LookupDrafter
 from specdec_jax.gamma import AdaptiveGamma, AssistedGamma, ConfidentGamma, FixedGamma, GammaPolicy
-from specdec_jax.model import T5Model, t5_model
+from specdec_jax.lm import LMConfig
+from specdec_jax.model import LMModel, T5Model, lm_model, t5_model
 from specdec_jax.sampling import GREEDY, Sampling
 from specdec_jax.t5 import T5Config
 from specdec_jax.types import DecodeResult, Draft, Drafter, Model, Verdict, VerifyRule
@@ -28,6 +29,8 @@ __all__ = [
     "FixedGamma",
     "GammaPolicy",
     "GumbelRule",
+    "LMConfig",
+    "LMModel",
     "LenientRule",
     "LookupDrafter",
     "Model",
@@ -40,6 +43,7 @@ __all__ = [
     "VerifyRule",
     "autoregressive_decode",
     "beam_decode",
+    "lm_model",
     "speculative_beam_decode",
     "speculative_decode",
     "speculative_step",

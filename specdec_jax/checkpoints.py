@@ -1,6 +1,6 @@
 """Weights on disk: read from every format, written as an Orbax directory.
 
-* `<path>/config.json`: the T5Config's fields;
+* `<path>/config.json`: the fields of a T5Config; or of an LMConfig, with "kind": "lm";
 * `<path>/params/`: Orbax, the parameter tree, named as T5X names it.
 
 `load_params` also reads T5X's checkpoints (checkpoints_t5x.py), other Orbax directories of
@@ -22,12 +22,14 @@ from jax.sharding import Sharding
 
 from specdec_jax import checkpoints_hf, checkpoints_t5x
 from specdec_jax.layers import Params
+from specdec_jax.lm import Config, LMConfig
 from specdec_jax.replacing import replacing
 from specdec_jax.stored import StoredArray, flat, nested, place, some
-from specdec_jax.t5 import T5, T5Config
+from specdec_jax.t5 import T5Config
 
 _CONFIG = "config.json"
 _PARAMS = "params"
+_LM = "lm"  # the kind of a language model's config; a T5's names none
 
 
 class Checkpoint(NamedTuple):
@@ -40,18 +42,18 @@ class Checkpoint(NamedTuple):
     """
 
     kind: str
-    config: T5Config
+    config: Config
     arrays: dict[str, StoredArray]
 
 
-def expected_params(config: T5Config) -> Params:
+def expected_params(config: Config) -> Params:
     """The tree that a config asks for, as `jax.ShapeDtypeStruct`s (float32)."""
     tokens = jnp.zeros((1, 1), jnp.int32)
-    variables = jax.eval_shape(T5(config).init, jax.random.key(0), tokens, tokens)
+    variables = jax.eval_shape(config.network().init, jax.random.key(0), tokens, tokens)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32), variables["params"])
 
 
-def check_params(config: T5Config, params: Params, where: str = "The parameters") -> None:
+def check_params(config: Config, params: Params, where: str = "The parameters") -> None:
     """Checks names and shapes of a parameter tree against a config.
 
     Args:
@@ -84,7 +86,7 @@ def check_params(config: T5Config, params: Params, where: str = "The parameters"
 
 def save_params(
     path: str | os.PathLike[str],
-    config: T5Config,
+    config: Config,
     params: Params,
     *,
     dtype: str = "float32",
@@ -115,6 +117,8 @@ def save_params(
         # A note that names the directory written to, which is not where the weights will be.
         (partial / _PARAMS / "commit_success.txt").unlink(missing_ok=True)
         fields = dataclasses.asdict(config)
+        if isinstance(config, LMConfig):
+            fields["kind"] = _LM
         if extra:
             fields["about"] = extra
         (partial / _CONFIG).write_text(json.dumps(fields, indent=2) + "\n", "utf-8")
@@ -122,12 +126,12 @@ def save_params(
             shutil.copyfile(file, partial / name)
 
 
-def parse_config(file: str | os.PathLike[str]) -> T5Config:
+def parse_config(file: str | os.PathLike[str]) -> Config:
     """Reads a `config.json`, of `save_params` or of Hugging Face.
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: it does not hold a T5Config's fields, or is another architecture's.
+      ValueError: it does not hold a config's fields, or is another architecture's.
     """
     file = os.fspath(file)
     fields = _read_json(file)
@@ -135,9 +139,13 @@ def parse_config(file: str | os.PathLike[str]) -> T5Config:
         return checkpoints_hf.parse_config(fields, file)
     try:
         fields.pop("about", None)
-        return T5Config(**fields)
+        kind = fields.pop("kind", None)
+        if kind not in (None, _LM):
+            raise ValueError(f"there is no kind {kind!r}, only {_LM!r} and, without one, T5")
+        return LMConfig(**fields) if kind else T5Config(**fields)
     except (ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"{file!r} does not hold a T5Config's fields: {error}.") from error
+        reason = str(error).removesuffix(".")
+        raise ValueError(f"{file!r} does not hold a config's fields: {reason}.") from error
 
 
 def _read_json(file: str) -> Any:
@@ -145,10 +153,10 @@ def _read_json(file: str) -> Any:
         with open(file, encoding="utf-8") as f:
             return json.load(f)
     except ValueError as error:
-        raise ValueError(f"{file!r} does not hold a T5Config's fields: {error}.") from error
+        raise ValueError(f"{file!r} does not hold a config's fields: {error}.") from error
 
 
-def open_checkpoint(path: str | os.PathLike[str], *, config: T5Config | None = None) -> Checkpoint:
+def open_checkpoint(path: str | os.PathLike[str], *, config: Config | None = None) -> Checkpoint:
     """Finds out what is at a path and opens it; no array is read yet.
 
     Args:
@@ -171,7 +179,7 @@ def open_checkpoint(path: str | os.PathLike[str], *, config: T5Config | None = N
     return found
 
 
-def _open(path: str, config: T5Config | None) -> Checkpoint:
+def _open(path: str, config: Config | None) -> Checkpoint:
     file = os.path.join(path, _CONFIG)
     if os.path.isfile(file):
         if not checkpoints_hf.is_config(fields := _read_json(file)):
@@ -196,7 +204,7 @@ def _open(path: str, config: T5Config | None) -> Checkpoint:
     )
 
 
-def _open_own(path: str, config: T5Config) -> Checkpoint:
+def _open_own(path: str, config: Config) -> Checkpoint:
     where = os.path.join(os.path.abspath(path), _PARAMS)
     if not os.path.isdir(where):
         raise FileNotFoundError(f"{path!r} is incomplete: it has no {_PARAMS}/.")
@@ -206,7 +214,7 @@ def _open_own(path: str, config: T5Config) -> Checkpoint:
     return Checkpoint("specdec_jax", config, checkpoints_t5x.read(at))
 
 
-def load_config(path: str | os.PathLike[str]) -> T5Config:
+def load_config(path: str | os.PathLike[str]) -> Config:
     """The config of a checkpoint: its own, or what its shapes tell; as `load_params` raises."""
     return open_checkpoint(path).config
 
@@ -214,10 +222,10 @@ def load_config(path: str | os.PathLike[str]) -> T5Config:
 def load_params(
     path: str | os.PathLike[str],
     *,
-    config: T5Config | None = None,
+    config: Config | None = None,
     dtype: str | None = "float32",
     shardings: Sharding | Params | None = None,
-) -> tuple[T5Config, Params]:
+) -> tuple[Config, Params]:
     """Reads a model's weights; nothing is written, so `path` may be read-only.
 
     They are read leaf by leaf, each cast and placed before the next one; with shardings,

@@ -8,8 +8,8 @@ import numpy as np
 
 from specdec_jax.checkpoints import open_checkpoint, parse_config, save_params
 from specdec_jax.errors import UserError
+from specdec_jax.lm import Config, LMConfig
 from specdec_jax.stored import place
-from specdec_jax.t5 import T5Config
 from specdec_jax.vocabulary import Vocabulary
 
 VOCABULARY = "spiece.model"
@@ -53,8 +53,13 @@ def convert(
     say(f"Wrote {output}: {dtype}, {size / 1e6:.1f} MB{beside}.")
 
 
-def describe(config: T5Config) -> str:
-    """A T5 in a few words: its version by its feed-forward layer and logits, and its sizes."""
+def describe(config: Config) -> str:
+    """A network in a few words: a T5's version by its feed-forward layer and logits; sizes."""
+    if isinstance(config, LMConfig):
+        return (
+            f"a language model, {config.num_layers} layers of {config.emb_dim}, "
+            f"{config.vocab_size} ids"
+        )
     kind = (config.mlp_activations, config.logits_via_embedding)
     versions = {(("relu",), True): "T5 1.0", (("gelu", "linear"), False): "T5 1.1"}
     return (
@@ -72,7 +77,7 @@ def _check_output(output: Path, overwrite: bool) -> None:
         raise UserError(f"{output} is there already: choose another, or give --overwrite.")
 
 
-def _vocabulary(source: str, given: Path | None, config: T5Config) -> dict[str, Path]:
+def _vocabulary(source: str, given: Path | None, config: Config) -> dict[str, Path]:
     """The vocabulary to copy, checked against the model; none where there is none."""
     file = given or Path(source, VOCABULARY)
     if not given and not os.path.isfile(file):

@@ -38,6 +38,8 @@ class Task:
       cut_source: an overlong source is cut if True (it stays a fair task when only
         the beginning matters, as in summaries); else the pair is dropped.
       file: the file of a split (train, validation or test) in `directory`.
+      source: False for lines of text alone, each a target without a source, which is what
+        language models train on.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Task:
     rate: float = 1.0
     cut_source: bool = False
     file: str = "{name}-{split}.tsv"
+    source: bool = True
 
     def path(self, split: str) -> str:
         """The file of a split."""
@@ -111,8 +114,8 @@ class Bucket(NamedTuple):
     target: int
 
 
-def read_pairs(path: str) -> tuple[list[str], list[str]]:
-    """Reads `source<TAB>target` lines -> (sources, targets).
+def read_pairs(path: str, *, source: bool = True) -> tuple[list[str], list[str]]:
+    """Reads `source<TAB>target` lines -> (sources, targets); without `source`, targets alone.
 
     Raises:
       FileNotFoundError: no such file.
@@ -124,9 +127,10 @@ def read_pairs(path: str) -> tuple[list[str], list[str]]:
     with open(path, "rb") as f:
         for number, line in enumerate(f, 1):
             try:
-                fields = line.decode().rstrip("\n").split("\t")
+                text = line.decode().rstrip("\n")
             except UnicodeDecodeError as error:
                 raise ValueError(f"{path}:{number} is not UTF-8 text.") from error
+            fields = text.split("\t") if source else ["", text]
             if len(fields) != 2:
                 raise ValueError(
                     f"{path}:{number} has {len(fields)} tab-separated fields, not "
@@ -166,7 +170,9 @@ def _read_cache(kept: str) -> Pairs | None:
         return None
 
 
-def tokenize(path: str, prefix: str, vocabulary: Vocabulary, *, cache: bool = True) -> Pairs:
+def tokenize(
+    path: str, prefix: str, vocabulary: Vocabulary, *, source: bool = True, cache: bool = True
+) -> Pairs:
     """Tokenizes a file of pairs, and keeps the result beside it.
 
     The cache, `<path>.<hash>.npz`, is keyed by the contents of the text and of the
@@ -177,15 +183,15 @@ def tokenize(path: str, prefix: str, vocabulary: Vocabulary, *, cache: bool = Tr
       path: a file of `source<TAB>target` lines.
       prefix: put before every source.
       vocabulary: what encodes both sides.
+      source: False for lines of text alone: targets without a source.
       cache: whether to read and write the cache.
 
     Returns:
       Pairs, uncut, each side with an end of sequence.
     """
-    sources, targets = read_pairs(path)
-    key = _hash(
-        bytes([_CACHE_FORMAT]), _read_bytes(path), _read_bytes(vocabulary.path), prefix.encode()
-    )
+    sources, targets = read_pairs(path, source=source)
+    read = (_read_bytes(path), _read_bytes(vocabulary.path), prefix.encode())
+    key = _hash(bytes([_CACHE_FORMAT]), *read, *([] if source else [b"no source"]))
     kept = f"{path}.{key}.npz"
     known = _read_cache(kept) if cache and os.path.isfile(kept) else None
     if known:

@@ -23,7 +23,7 @@ from specdec_jax.costs import Decoders, measured_gamma
 from specdec_jax.decoding import autoregressive_decode, speculative_decode
 from specdec_jax.drafters.model import ModelDrafter
 from specdec_jax.gamma import AdaptiveGamma
-from specdec_jax.model import T5Model
+from specdec_jax.model import NetworkModel
 from specdec_jax.pretrained import Pair
 from specdec_jax.restoration import strip_case_and_punctuation
 from specdec_jax.sampling import GREEDY, Sampling
@@ -377,8 +377,10 @@ def search(pair: Pair, batch: Batch, settings: Settings) -> BeamResult:
     """Searches a batch with `num_beams`, speculatively."""
     _check_place_of_beams(pair)
     drafter = pair.drafter
-    if not (isinstance(drafter, ModelDrafter) and isinstance(drafter.model, T5Model)):
-        raise ValueError("Beam search needs a draft that is a T5: --draft=model, or a directory.")
+    if not (isinstance(drafter, ModelDrafter) and isinstance(drafter.model, NetworkModel)):
+        raise ValueError(
+            "Beam search needs a draft that is a network: --draft=model, or a directory."
+        )
     return speculative_beam_decode(
         pair.target,
         pair.target_params,

@@ -123,7 +123,7 @@ def model_config(name: str) -> T5Config:
       name: a file, or the name of one of gin/models without its ending.
 
     Raises:
-      UserError: there is no such file, or it binds no model; near names are named.
+      UserError: there is no such file, or it binds no T5; near names are named.
     """
     shipped = {
         path.stem: str(path)
@@ -136,9 +136,12 @@ def model_config(name: str) -> T5Config:
         raise UserError(f"There is no model {name!r}; there is {', '.join(near)}.")
     configure(GinFlags((file,), (), ()), reads=("MODEL",))
     try:
-        return gin.query_parameter("%MODEL").scoped_configurable_fn()
+        config = gin.query_parameter("%MODEL").scoped_configurable_fn()
     except (ValueError, AttributeError) as error:
         raise UserError(f"{file} binds no MODEL = @t5.T5Config().") from error
+    if not isinstance(config, T5Config):
+        raise UserError(f"{file} is no T5: plans are for encoder-decoders alone.")
+    return config
 
 
 def _names() -> set[str]:

@@ -100,7 +100,7 @@ class Optimizer:
 
 def _group(path: tuple[Any, ...], leaf: Any) -> str:
     names = [k.key for k in path]
-    if names[0] == "token_embedder":
+    if "token_embedder" in names:
         return "embedding"
     if names[-1] == "kernel" and names[-2] != "logits_dense":
         return "query" if names[-2] == "query" else "matrix"

@@ -19,7 +19,7 @@ from specdec_jax.checkpoints import expected_params, load_config, load_params
 from specdec_jax.drafters.early_exit import EarlyExitDrafter
 from specdec_jax.drafters.model import ModelDrafter
 from specdec_jax.drafters.prompt_lookup import LookupDrafter
-from specdec_jax.model import T5Model, t5_model
+from specdec_jax.model import NetworkModel, T5Model, make_model
 from specdec_jax.ngram import is_ngrams, load_ngrams
 from specdec_jax.resources import ASSETS
 from specdec_jax.sharding import Partition
@@ -45,7 +45,7 @@ class Pair:
     """
 
     name: str
-    target: T5Model
+    target: NetworkModel
     target_params: Params
     drafter: Drafter
     draft_params: Params
@@ -111,7 +111,7 @@ _ORDERS = {"unigram": 1, "bigram": 2, "trigram": 3}
 
 
 def _load_draft(
-    draft: str, pair: Path, target: T5Model, target_params: Params
+    draft: str, pair: Path, target: NetworkModel, target_params: Params
 ) -> tuple[Drafter, Params]:
     """A draft by its name, one of `DRAFTS` -> it and its parameters."""
     kind, _, rest = draft.partition("+")
@@ -128,6 +128,10 @@ def _load_draft(
             raise ValueError(
                 "Early exit needs the number of the target's decoder layers to keep, such as "
                 f"early_exit:2, not {draft!r}."
+            )
+        if not isinstance(target, T5Model):
+            raise ValueError(
+                "Early exit needs a T5 as target; for a language model take another draft."
             )
         return EarlyExitDrafter(target, int(layers)), target_params
     if draft in _ORDERS:
@@ -209,12 +213,12 @@ def _row(line: bytes, where: str) -> dict[str, Any]:
     return row
 
 
-def _load_model(path: Path, dtype: str, partition: Partition | None) -> tuple[T5Model, Params]:
+def _load_model(path: Path, dtype: str, partition: Partition | None) -> tuple[NetworkModel, Params]:
     shardings = None
     if partition is not None:
         shardings = partition.param_shardings(expected_params(load_config(path)))
     config, params = load_params(path, dtype=dtype, shardings=shardings)
-    model = t5_model(dataclasses.replace(config, dtype=dtype), partition)
+    model = make_model(dataclasses.replace(config, dtype=dtype), partition)
     return model, model.prepare(params)
 
 

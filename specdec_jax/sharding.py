@@ -33,7 +33,7 @@ RULES: dict[str, str | None] = {
 
 # The logical axes of each parameter, as T5X names them, in a checkpoint's orientation.
 _AXES = {
-    r"token_embedder/embedding": ("vocab", "embed"),
+    r"(decoder/)?token_embedder/embedding": ("vocab", "embed"),
     r".*/rel_embedding": ("heads", "relpos_buckets"),
     r".*/scale": ("embed",),
     r".*/(query|key|value)/kernel": ("embed", "joined_kv"),

@@ -23,18 +23,13 @@ from specdec_jax.layers import (
     product,
     write_at,
 )
+from specdec_jax.network import NetworkConfig
 from specdec_jax.types import Tree
 from specdec_jax.vocabulary import PAD_ID
 
-_SIZES = (
-    *("vocab_size", "emb_dim", "num_heads", "head_dim", "mlp_dim"),
-    *("num_encoder_layers", "num_decoder_layers"),
-)
-ACTIVATIONS = {"gelu", "linear", "relu", "silu"}
-
 
 @dataclasses.dataclass(frozen=True)
-class T5Config:
+class T5Config(NetworkConfig):
     """The hyperparameters of a T5, named as T5X names them.
 
     `mlp_activations` and `logits_via_embedding` tell the versions apart:
@@ -55,22 +50,12 @@ class T5Config:
     logits_via_embedding: bool = False
     dtype: str = "float32"
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "mlp_activations", tuple(self.mlp_activations))
-        for name in _SIZES:
-            size = getattr(self, name)
-            if not isinstance(size, int) or size < 1:
-                raise ValueError(f"{name} must be a whole number, 1 or above, not {size!r}.")
-        unknown = set(self.mlp_activations) - ACTIVATIONS
-        if unknown or not self.mlp_activations:
-            raise ValueError(
-                f"mlp_activations may hold {', '.join(sorted(ACTIVATIONS))}, not "
-                f"{self.mlp_activations!r}."
-            )
-        if self.dtype not in ("float32", "bfloat16"):
-            raise ValueError(f'dtype must be "float32" or "bfloat16", not {self.dtype!r}.')
-        if not 0 <= self.dropout_rate < 1:
-            raise ValueError(f"dropout_rate must be in [0, 1), not {self.dropout_rate!r}.")
+    def _depths(self) -> tuple[str, ...]:
+        return "num_encoder_layers", "num_decoder_layers"
+
+    def network(self, feature_major: bool = False) -> "T5":
+        """The Flax module."""
+        return T5(self, feature_major)
 
 
 class DecoderCache(NamedTuple):
@@ -80,11 +65,16 @@ class DecoderCache(NamedTuple):
     cross_attention: tuple[KeysValues, ...]  # per layer, [B, H, T, D] each
     source_bias: Array  # float32[B, 1, 1, T]: 0, or MASKED where the source is padding
 
+    @property
+    def first(self) -> int:
+        """The slot of position 0."""
+        return 0
+
 
 class _Block(nn.Module):
     """What encoder and decoder layers share: sublayers by their configuration."""
 
-    config: T5Config
+    config: NetworkConfig
     feature_major: bool
 
     def _norm(self) -> RMSNorm:
@@ -125,13 +115,16 @@ class EncoderLayer(_Block):
 
 
 class DecoderLayer(_Block):
-    """Self-attention over the prefix, attention over the source, feed-forward."""
+    """Self-attention over the prefix, attention over a source if there is one, feed-forward."""
+
+    has_source: bool = True
 
     def setup(self) -> None:
         self.pre_self_attention_layer_norm = self._norm()
         self.self_attention = self._attention()
-        self.pre_cross_attention_layer_norm = self._norm()
-        self.encoder_decoder_attention = self._attention()
+        if self.has_source:
+            self.pre_cross_attention_layer_norm = self._norm()
+            self.encoder_decoder_attention = self._attention()
         self.pre_mlp_layer_norm = self._norm()
         self.mlp = self._mlp()
         self.dropout = nn.Dropout(self.config.dropout_rate)
@@ -141,9 +134,9 @@ class DecoderLayer(_Block):
         x: Array,
         start: Array,
         cache: KeysValues | None,
-        source: KeysValues,
+        source: KeysValues | None,
         bias: Array,
-        source_bias: Array,
+        source_bias: Array | None,
         deterministic: bool,
     ) -> tuple[Array, KeysValues]:
         def residual(y: Array) -> Array:
@@ -154,9 +147,10 @@ class DecoderLayer(_Block):
         if cache is not None:
             attended = write_at(cache, attended, start)
         x = residual(self.self_attention(y, attended, bias, deterministic=deterministic))
-        y = self.pre_cross_attention_layer_norm(x)
-        y = self.encoder_decoder_attention(y, source, source_bias, deterministic=deterministic)
-        x = residual(y)
+        if source is not None and source_bias is not None:
+            y = self.pre_cross_attention_layer_norm(x)
+            y = self.encoder_decoder_attention(y, source, source_bias, deterministic=deterministic)
+            x = residual(y)
         y = self.pre_mlp_layer_norm(x)
         x = residual(self.mlp(y, deterministic=deterministic))
         return x, attended
@@ -187,13 +181,17 @@ class Encoder(nn.Module):
 class Decoder(nn.Module):
     """k tokens per call, at each row's own positions."""
 
-    config: T5Config
+    config: NetworkConfig
     feature_major: bool
+    num_layers: int
+    has_source: bool = True
 
     def setup(self) -> None:
         c = self.config
         self.relpos_bias = RelativePositionBias(c.num_heads, bidirectional=False)
-        self.layers = [DecoderLayer(c, self.feature_major) for _ in range(c.num_decoder_layers)]
+        self.layers = [
+            DecoderLayer(c, self.feature_major, self.has_source) for _ in range(self.num_layers)
+        ]
         self.decoder_norm = RMSNorm(c.dtype, self.feature_major)
         self.dropout = nn.Dropout(c.dropout_rate)
         if not c.logits_via_embedding:
@@ -210,8 +208,8 @@ class Decoder(nn.Module):
         x: Array,
         positions: Array,
         caches: tuple[KeysValues | None, ...],
-        sources: tuple[KeysValues, ...],
-        source_bias: Array,
+        sources: tuple[KeysValues | None, ...],
+        source_bias: Array | None,
         table: Array,
         deterministic: bool,
         tree: Tree | None = None,
@@ -248,7 +246,7 @@ class Decoder(nn.Module):
 class TokenEmbedder(nn.Module):
     """The table that encoder and decoder (and tied logits) share: `[V, E]`."""
 
-    config: T5Config
+    config: NetworkConfig
 
     @nn.compact
     def __call__(self) -> Array:
@@ -265,7 +263,8 @@ class T5(nn.Module):
     def setup(self) -> None:
         self.token_embedder = TokenEmbedder(self.config)
         self.encoder = Encoder(self.config, self.feature_major)
-        self.decoder = Decoder(self.config, self.feature_major)
+        c = self.config
+        self.decoder = Decoder(c, self.feature_major, c.num_decoder_layers)
 
     def _embed(self, tokens: Array) -> Array:
         """Looks tokens up by a gather: int32[B, k] -> `[N, E]` or `[E, N]`."""

@@ -169,6 +169,8 @@ class SeqioTask:
         `seqio_tasks.NAMES`.
       vocabulary: for those, the path of a SentencePiece model; None: that of T5's public
         checkpoints. Only texts are read here, but seqio cuts them all the same.
+      prompt_words: of a task of text without a source, how many words a language model is
+        given to go on from; the rest is the target.
     """
 
     task: str
@@ -176,6 +178,7 @@ class SeqioTask:
     max_examples: int | None = None
     module: str | None = None
     vocabulary: str | None = None
+    prompt_words: int = 0
 
     @property
     def name(self) -> str:
@@ -231,13 +234,21 @@ class SeqioTask:
             ids = example[name].tolist()
             return str(features[name].vocabulary.decode(ids))
 
-        return [
+        examples = [
             Example(
                 text(example, "inputs") if "inputs" in features else "",
                 text(example, "targets") if "targets" in features else None,
             )
             for example in data.as_numpy_iterator()
         ]
+        return examples if "inputs" in features else [self._divided(e) for e in examples]
+
+    def _divided(self, example: Example) -> Example:
+        """Text without a source, as a prompt and what follows it."""
+        if example.targets is None:
+            return example
+        words, n = example.targets.split(" "), self.prompt_words
+        return Example(" ".join(words[:n]), " ".join(words[n:]))
 
     def score(self, predictions: Sequence[str], targets: Sequence[str]) -> dict[str, float]:
         """See `Task`: its `metric_fns` of predictions."""

@@ -18,7 +18,7 @@ from jax import Array
 from specdec_jax import checkpoints, data, teacher_cache
 from specdec_jax.decoding import autoregressive_decode
 from specdec_jax.distill_losses import Teacher
-from specdec_jax.model import T5Model, t5_model
+from specdec_jax.model import NetworkModel, make_model
 from specdec_jax.sampling import Sampling
 from specdec_jax.stored import flat
 from specdec_jax.teacher_cache import Scored
@@ -33,7 +33,7 @@ _MULTIPLE = 16  # sources and targets are padded to these lengths; each is compi
 class Network(NamedTuple):
     """A T5 and its parameters, laid out for decoding."""
 
-    model: T5Model
+    model: NetworkModel
     params: Params
     fingerprint: str = ""  # of its weights
 
@@ -45,7 +45,7 @@ def load(path: str) -> Network:
     for name, leaf in sorted(flat(params).items()):
         digest.update(name.encode())
         digest.update(np.asarray(leaf).tobytes())
-    model = t5_model(config)
+    model = make_model(config)
     return Network(model, model.prepare(params), digest.hexdigest()[:16])
 
 

@@ -24,8 +24,8 @@ from absl import logging
 
 from specdec_jax import data
 from specdec_jax.layers import Params
+from specdec_jax.lm import Config
 from specdec_jax.optimization import Optimizer, Schedule, make_optimizer
-from specdec_jax.t5 import T5Config
 from specdec_jax.train_step import cross_entropy, make_step, validate
 from specdec_jax.training_run import TrainingRun
 from specdec_jax.training_setup import check_counts, checkpoint_manager, load_pairs, opened, start
@@ -45,7 +45,7 @@ class TrainResult(NamedTuple):
 def train(
     run_dir: str,
     *,
-    model: T5Config,
+    model: Config,
     tasks: Sequence[data.Task],
     vocabulary_path: str,
     schedule: Schedule,
@@ -68,7 +68,7 @@ def train(
     max_minutes: float | None = None,
     cache_dir: str | None = None,
 ) -> TrainResult:
-    """Trains a T5 on a mixture of tasks, or goes on with training.
+    """Trains a network, a T5 or a language model, on a mixture of tasks, or goes on with training.
 
     If `run_dir` holds a checkpoint, the run is resumed from the newest one; to start
     anew, name a new directory. SIGTERM and SIGINT save a checkpoint and return.

@@ -1,4 +1,4 @@
-"""One training step of a T5: its loss, gradients, update; and teacher-forced validation.
+"""One training step: its loss, gradients, update; and teacher-forced validation.
 
 The step is compiled in two parts: gradients, once per batch shape, and the update,
 once; joined in one program, Muon's matrix iterations would be compiled anew for
@@ -18,7 +18,7 @@ from jax import Array
 
 from specdec_jax import data
 from specdec_jax.layers import Params
-from specdec_jax.t5 import T5, T5Config
+from specdec_jax.network import NetworkConfig
 from specdec_jax.vocabulary import PAD_ID
 
 
@@ -75,7 +75,7 @@ def nats_and_accuracy(logits: Array, targets: Array) -> tuple[Array, Array, Arra
 
 
 def make_step(
-    config: T5Config,
+    config: NetworkConfig,
     transform: optax.GradientTransformation,
     *,
     seed: int = 0,
@@ -92,7 +92,7 @@ def make_step(
         where a target is padding; their mean over the other targets is the loss.
       scores: of the same arguments, the sums that validation wants.
     """
-    model = T5(config)
+    model = config.network()
     base_key = jax.random.key(seed)
 
     def loss_fn(params: Params, step: Array, inputs: Array, targets: Array, *more: Array) -> Array:
@@ -126,13 +126,13 @@ def make_step(
 
 
 def init_state(
-    config: T5Config, transform: optax.GradientTransformation, *, seed: int = 0,
+    config: NetworkConfig, transform: optax.GradientTransformation, *, seed: int = 0,
     params: Params | None = None,
 ) -> TrainState:  # fmt: skip
     """Step 0: fresh parameters, or a copy of given ones, and an optimizer at rest."""
     if params is None:
         tokens = jnp.zeros((1, 1), jnp.int32)
-        params = jax.jit(T5(config).init)(jax.random.key(seed), tokens, tokens)["params"]
+        params = jax.jit(config.network().init)(jax.random.key(seed), tokens, tokens)["params"]
     params = jax.tree.map(lambda x: jnp.array(x, jnp.float32), params)
     return TrainState(jnp.zeros((), jnp.int32), params, jax.jit(transform.init)(params))
 

@@ -18,8 +18,8 @@ from jax import Array
 
 from specdec_jax import checkpoints
 from specdec_jax.layers import Params
+from specdec_jax.lm import Config
 from specdec_jax.optimization import Schedule
-from specdec_jax.t5 import T5Config
 from specdec_jax.train_step import StepFunctions, TrainState
 
 
@@ -110,7 +110,7 @@ class TrainingRun:
     def __init__(
         self,
         run_dir: str,
-        model: T5Config,
+        model: Config,
         manager: ocp.CheckpointManager,
         functions: StepFunctions,
         schedule: Schedule,
@@ -305,7 +305,7 @@ class TrainingRun:
 
 
 def export_best(
-    run_dir: str, config: T5Config, params: Params, *, step: int, scores: Mapping[str, float]
+    run_dir: str, config: Config, params: Params, *, step: int, scores: Mapping[str, float]
 ) -> None:
     """Replaces `<run_dir>/best` by these weights (`checkpoints.load_params` reads them)."""
     checkpoints.save_params(

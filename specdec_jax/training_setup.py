@@ -17,7 +17,7 @@ import orbax.checkpoint as ocp
 
 from specdec_jax import checkpoints, data, replacing
 from specdec_jax.errors import UserError
-from specdec_jax.t5 import T5Config
+from specdec_jax.lm import Config
 from specdec_jax.train_step import TrainState, init_state
 from specdec_jax.training_run import Progress
 from specdec_jax.vocabulary import Vocabulary
@@ -68,7 +68,7 @@ def load_pairs(
     tasks: Sequence[data.Task],
     split: str,
     vocabulary_path: str,
-    model: T5Config,
+    model: Config,
     max_source: int,
     max_target: int,
 ) -> dict[str, data.Pairs]:
@@ -81,7 +81,7 @@ def load_pairs(
         )
     pairs = {
         task.name: data.fit(
-            data.tokenize(task.path(split), task.prefix, vocabulary),
+            data.tokenize(task.path(split), task.prefix, vocabulary, source=task.source),
             max_source,
             max_target,
             cut_source=task.cut_source,
@@ -115,7 +115,7 @@ def checkpoint_manager(run_dir: str, keep: int) -> ocp.CheckpointManager:
 
 def start(
     manager: ocp.CheckpointManager,
-    model: T5Config,
+    model: Config,
     transform: optax.GradientTransformation,
     fingerprint: str,
     *,
@@ -146,9 +146,7 @@ def start(
     return state, Progress(int(extra["tokens"]), best, fingerprint)
 
 
-def _restore(
-    manager: ocp.CheckpointManager, step: int, model: T5Config, abstract: TrainState
-) -> Any:
+def _restore(manager: ocp.CheckpointManager, step: int, model: Config, abstract: TrainState) -> Any:
     """A checkpoint's `state` and `extra`; one sentence where it is damaged or another model's."""
     try:
         stored = manager.item_metadata(step)["state"]

@@ -12,6 +12,7 @@ FLOORS = [
         "analysis",
         "errors",
         "gamma",
+        "network",
         "paper_figures",
         "replacing",
         "resources",
@@ -25,9 +26,9 @@ FLOORS = [
     },
     {
         *("checkpoints_hf", "checkpoints_t5x", "distill_losses", "drafters.model"),
-        *("drafters.prompt_lookup", "model", "report_page"),
+        *("drafters.prompt_lookup", "lm", "report_page"),
     },
-    {"checkpoints", "report_markdown", "teacher_cache", "train_step"},
+    {"checkpoints", "model", "report_markdown", "teacher_cache", "train_step"},
     {"arguments", "conversion", "drafters.early_exit", "report", "seqio_tasks", "training_run"},
     {"beam", "decoding", "distill_table", "pretrained", "training_setup"},
     {

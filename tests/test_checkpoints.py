@@ -163,7 +163,7 @@ def test_errors_name_what_is_wrong(tmp_path, params):
     config_file = path / "config.json"
     for text in ("{", "[]", '{"vocab_size": 3, "colour": 1}'):
         config_file.write_text(text)
-        with pytest.raises(ValueError, match="config.json' does not hold a T5Config's fields"):
+        with pytest.raises(ValueError, match="config.json' does not hold a config's fields"):
             checkpoints.load_params(path)
 
     deeper = dataclasses.asdict(dataclasses.replace(CONFIG, num_decoder_layers=3, mlp_dim=16))

@@ -439,7 +439,7 @@ def test_flags_that_do_not_go_together(capsys, flags, message):
 
 def test_beam_search_with_a_draft_that_can_not(capsys):
     assert generate("The quick", "--num_beams=2", "--draft=bigram") == 1
-    assert "needs a draft that is a T5" in capsys.readouterr().err
+    assert "needs a draft that is a network" in capsys.readouterr().err
 
 
 def test_an_output_is_not_completed_by_another_rule(tmp_path, capsys, monkeypatch):
