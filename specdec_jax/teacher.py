@@ -124,7 +124,7 @@ def score(network: Network, pairs: data.Pairs, k: int, *, batch_size: int) -> Te
 
 
 @functools.partial(jax.jit, static_argnames=("model", "k"))
-def _score(model: T5Model, params: Params, inputs: Array, targets: Array, k: int) -> Teacher:
+def _score(model: NetworkModel, params: Params, inputs: Array, targets: Array, k: int) -> Teacher:
     """Teacher forcing: int32[B, T], int32[B, K] -> a `Teacher` over [B, K]; k = 0 keeps all."""
     logits = model.module.apply({"params": params}, inputs, shift_right(targets))
     p = jax.nn.softmax(logits, axis=-1)
