@@ -3,8 +3,8 @@
 #
 #   scripts/compare_objectives.sh runs/objectives [more gin flags]
 #
-# The target's samples and probabilities are made once, for all. On two CPU cores about half an
-# hour, of which the teacher takes two thirds. Called again, it goes on where it was.
+# The target's samples and probabilities are made once, for all; what that and a step cost says
+# gin/runs/distill.gin. Called again, it goes on where it was.
 set -euo pipefail
 output=${1:?usage: compare_objectives.sh OUTPUT_DIR [more gin flags]}
 
