@@ -44,8 +44,11 @@ EXTRAS = {
     "report": ["matplotlib>=3.9,<4", "rouge-score>=0.1.2,<0.2", "sacrebleu>=2.5,<3"],
     "test": [
         "hypothesis>=6.100,<7",
+        "ipykernel>=6.29,<8",
         "matplotlib>=3.9,<4",
         "mypy>=2,<3",
+        "nbclient>=0.10,<0.12",
+        "nbformat>=5.10,<6",
         "pytest>=9,<10",
         "pytest-cov>=7,<8",
         "pytest-xdist>=3.6,<4",

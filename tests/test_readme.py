@@ -8,7 +8,7 @@ from pathlib import Path
 import gin
 import pytest
 
-from specdec_jax import gin_jobs, main, pretrained
+from specdec_jax import gin_jobs, main, pretrained, reproduce
 from tests.tiny_pair import tiny_pair
 
 README = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
@@ -40,12 +40,14 @@ def test_the_python_of_the_readme(capsys):
 @pytest.mark.parametrize("command", commands())
 def test_the_commands_of_the_readme_are_understood(command):
     _, name, *arguments = shlex.split(command, comments=True)
-    if name in ("train", "infer", "benchmark"):
+    if name == "reproduce":
+        arguments = reproduce.gin_flags(arguments)
+    if name in ("train", "distill", "infer", "benchmark", "reproduce"):
         gin_jobs.configure(gin_jobs.parse_flags(arguments))
         assert gin.query_parameter("%RUN_DIR").startswith("runs/")
     else:
         parsed = main._build_parser().parse_args([name, *arguments])
-        if name not in ("plan", "convert", "train_ngram"):
+        if name not in ("plan", "convert", "train_ngram", "report"):
             assert main._settings(parsed).gamma in (3, 7, "auto")
 
 
