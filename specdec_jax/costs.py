@@ -44,6 +44,7 @@ class Costs(NamedTuple):
     verification: dict[int, float]  # by gamma, T(gamma + 1) / T(1)
     prefill: float = 0.0  # the target's reading of the sources
     draft_prefill: float = 0.0  # the draft's
+    seconds: float = float("nan")  # of such a call
 
 
 def median_costs(costs: Sequence[Costs]) -> Costs:
@@ -56,6 +57,7 @@ def median_costs(costs: Sequence[Costs]) -> Costs:
         },
         statistics.median(each.prefill for each in costs),
         statistics.median(each.draft_prefill for each in costs),
+        statistics.median(each.seconds for each in costs),
     )
 
 
@@ -126,6 +128,7 @@ def measure_costs(
         },
         prefill=reading.target / alone.seconds,
         draft_prefill=max(0.0, reading.both - reading.target) / alone.seconds,
+        seconds=alone.seconds,
     )
 
 

@@ -7,6 +7,8 @@
     specdec gammas                          fixed and adaptive gamma, side by side
     specdec rules                           the rules of verification, side by side
     specdec benchmark --gin_file=FILE ...   the paper's Table 2 for a pair, configured by gin
+    specdec reproduce --level=LEVEL ...     the paper's tables and figures, and a page of them
+    specdec profile                         where a round's time goes
     specdec train --gin_file=FILE ...       train, configured by gin
     specdec distill --gin_file=FILE ...     train a draft on its target, configured by gin
     specdec infer --gin_file=FILE ...       decode a file, configured by gin
@@ -86,6 +88,12 @@ def _build_parser() -> argparse.ArgumentParser:
         help="measure a pair, configured by gin: --gin_file=FILE --gin.NAME=VALUE",
         add_help=False,
     )
+    commands.add_parser(
+        "reproduce",
+        help="the paper's tables and figures: --level=embedded --run_dir=DIR",
+        add_help=False,
+    )
+    _add_profile(commands)
     _add_convert(commands)
     _add_plan(commands)
     _add_report(commands)
@@ -332,6 +340,47 @@ def _rules(arguments: argparse.Namespace) -> int:
     with terminal.progress(steps, 0) as advance:
         table = rule_table.compare_rules(pair, rows, settings, progress=advance)
     print(rule_table.table(table))
+    return 0
+
+
+def _add_profile(commands: Any) -> None:
+    parser = commands.add_parser(
+        "profile",
+        help="where a round's time goes: calls, sampling, the loop",
+        description="Times the target's call on 1 to gamma + 1 tokens, the draft's, sampling and "
+        "verification, and whole rounds, on a held-out sentence, and prints what of a round each "
+        "takes.",
+        allow_abbrev=False,
+    )
+    _add_models(parser)
+    add = parser.add_argument
+    add("--temperature", type=float, default=0.0, help="of the sampling (0)")
+    add("--batch_size", type=int, default=1, help="rows (1)")
+    add("--max_new_tokens", type=int, default=64, help="tokens of a timed decode (64)")
+    _add_trained_length(parser)
+    add("--sentences", metavar="FILE", help="other sentences: JSONL of task and inputs")
+    parser.set_defaults(run=_profile, top_k=0, top_p=1.0)
+
+
+def _profile(arguments: argparse.Namespace) -> int:
+    from specdec_jax import pretrained, profiling
+    from specdec_jax.generate import batches, decoders
+
+    settings = _settings(arguments)
+    if not isinstance(settings.gamma, int):
+        raise UsageError("A round is timed at a fixed gamma: give a number, not auto.")
+    lines = [row["inputs"] for row in pretrained.held_out(arguments.sentences)]
+    pair = _load(arguments)
+    batch = next(batches(pair, lines, settings))
+    found = profiling.profile(
+        decoders(pair),
+        batch.inputs,
+        batch.keys,
+        gamma=settings.gamma,
+        max_new_tokens=settings.max_new_tokens,
+        sampling=settings.sampling,
+    )
+    print(profiling.table(found))
     return 0
 
 

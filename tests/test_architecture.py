@@ -36,7 +36,10 @@ FLOORS = [
         *("acceptance", "costs", "partitioning", "t5x_adapter", "tasks", "teacher", "trace"),
         "train",
     },
-    {"distill_data", "generate", "gin_jobs", "plan", "t5x_decoding", "t5x_gin", "terminal"},
+    {
+        *("distill_data", "generate", "gin_jobs", "plan", "profiling", "t5x_decoding", "t5x_gin"),
+        "terminal",
+    },
     {
         *("batch_job", "benchmark_table", "distill", "evaluation", "rate_findings", "rule_table"),
         *("speed", "walks"),
