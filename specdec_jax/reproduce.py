@@ -29,6 +29,7 @@ from specdec_jax.rate_findings import (
     table_of_rates,
 )
 from specdec_jax.record import write_environment
+from specdec_jax.sampling import Sampling
 from specdec_jax.speed_findings import speed_findings
 from specdec_jax.tasks import Task
 from specdec_jax.terminal import JobProgress, say
@@ -251,7 +252,7 @@ class Traces:
     name = "traces"
 
     def findings(self, run_dir: Path) -> list[Finding]:
-        """A walk a subject, and the timeline of the first."""
+        """Two walks a subject, greedy and sampled, and the timeline of the first."""
         found: list[Finding] = []
         for number, subject in enumerate(self.subjects):
             lines, _ = subject.lines(self.place + 1)
@@ -261,7 +262,10 @@ class Traces:
             pair, line, task = subject.load(subject.drafts[0]), lines[self.place], subject.task.name
             if number == 0:
                 found.append(timeline(pair, line, settings))
-            found.append(walk(pair, line, settings, name=f"walk_{task}", title=f"A decode: {task}"))
+            found.append(walk(pair, line, settings, f"walk_{task}", f"A decode: {task}"))
+            sampled = dataclasses.replace(settings, sampling=Sampling(1.0))
+            title = f"A decode at temperature 1: {task}"
+            found.append(walk(pair, line, sampled, f"walk_{task}_sampled", title))
         return found
 
 

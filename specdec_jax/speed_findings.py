@@ -83,7 +83,7 @@ def _table_2(
             (
                 *(row.task, row.draft, row.temperature, row.gamma, row.batch_size),
                 *(row.alpha, row.c, row.verification, row.theorem, row.expected),
-                *(measured.ratio, interval, _over(row, T5X), _same(row), *theirs, row.reason),
+                *(measured.ratio, interval, _over(row, T5X), _same(row), *theirs),
             )
         )
     return Table(
@@ -92,17 +92,27 @@ def _table_2(
         (
             *("task", "draft", "temp", "γ", "batch", "α", "c", "T(γ+1)/T(1)", "Thm 3.8", "EXP"),
             *("measured", "95 %", "over T5X", "tokens"),
-            *("paper: γ", "α ", "c ", "EXP ", "measured ", "difference", "remarks"),
+            *("paper: γ", "α ", "c ", "EXP ", "measured ", "difference"),
         ),
         (
             *("", "", "{:g}", "{}", "{}", "{:.2f}", "{:.3f}", "{:.2f}", _X, _X),
             *(_X, "", _X, ""),
-            *("{}", "{:.2f}", "{:.2f}", "{:.1f}X", "{:.1f}X", "{:+.2f}", ""),
+            *("{}", "{:.2f}", "{:.2f}", "{:.1f}X", "{:.1f}X", "{:+.2f}"),
         ),
         tuple(cells),
-        note=f"{note} Thm 3.8 takes verification to be free, as the paper does; EXP has the "
-        "measured costs, the reading of sources and the ends of decodes in it. The paper's rows "
-        "are of T5 1.1 XXL over T5X on a TPU v4.".strip(),
+        note=" ".join(
+            [
+                note,
+                "Thm 3.8 takes verification to be free, as the paper does; EXP has the measured "
+                "costs, the reading of sources and the ends of decodes in it. The paper's rows "
+                "are of T5 1.1 XXL over T5X on a TPU v4.",
+                *(
+                    f"{row.task}, {row.draft}, {_temperature(row)}, γ {row.gamma}: {row.reason}."
+                    for row in rows
+                    if row.reason
+                ),
+            ]
+        ).strip(),
         command=command,
     )
 
