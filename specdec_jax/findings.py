@@ -37,6 +37,18 @@ class Table:
     note: str = ""
     command: str = ""
 
+    def without_empty_columns(self) -> "Table":
+        """The table without the columns that no row has a value in."""
+        keep = [i for i in range(len(self.columns)) if any(row[i] is not None for row in self.rows)]
+
+        def kept(values: tuple[Any, ...]) -> tuple[Any, ...]:
+            return tuple(values[i] for i in keep)
+
+        rows = tuple(kept(row) for row in self.rows)
+        return dataclasses.replace(
+            self, columns=kept(self.columns), formats=kept(self.formats), rows=rows
+        )
+
     def cells(self) -> list[list[str]]:
         """The rows as printed."""
         return [

@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import importlib.metadata
 import json
 import os
 import platform
@@ -71,7 +72,7 @@ def environment() -> dict[str, Any]:
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "specdec_jax": __version__,
-        **{f"version of {name}": version for name, version in t5x_adapter.versions().items()},
+        **{f"version of {name}": version for name, version in _versions().items()},
         "python": platform.python_version(),
         "back end": jax.default_backend(),
         "devices": [device.device_kind for device in jax.local_devices()],
@@ -80,6 +81,17 @@ def environment() -> dict[str, Any]:
         "load before": os.getloadavg()[0],
         "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
     }
+
+
+def _versions() -> dict[str, str | None]:
+    """Of all that may take part; None of what is not installed."""
+    found = t5x_adapter.versions()
+    for name in ("torch", "transformers", "ctranslate2"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = None
+    return found
 
 
 def _processor() -> str:

@@ -24,8 +24,8 @@ def speed_findings(
     if not rows:
         return []
     return [
-        _headline(rows),
-        _table_2(rows, like, note, command),
+        _headline(rows).without_empty_columns(),
+        _table_2(rows, like, note, command).without_empty_columns(),
         _baselines(rows),
         _figure(rows),
     ]

@@ -31,3 +31,12 @@ def test_an_empty_or_damaged_run_is_told(tmp_path):
     (tmp_path / "findings" / "t.json").write_text('{"kind": "Table"}')
     with pytest.raises(UserError, match=r"t\.json is damaged"):
         findings.load(tmp_path)
+
+
+def test_a_column_without_values_goes():
+    table = Table(
+        "t", "", ("a", "b", "c"), ("", "{:.1f}", ""), (("x", None, None), ("y", None, "z"))
+    )
+    short = table.without_empty_columns()
+    assert (short.columns, short.formats) == (("a", "c"), ("", ""))
+    assert short.cells() == [["x", ""], ["y", "z"]]
