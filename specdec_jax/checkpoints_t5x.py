@@ -306,7 +306,12 @@ def _read_orbax(place: Place) -> dict[str, StoredArray]:
         if key.endswith(end)
     }
     embedding = _EMBEDDING.replace("/", ".")
-    prefixes = [p for p in ("", "target.", "params.") if p + embedding in found]
+    prefixes = [
+        prefix
+        for prefix in ("", "target.", "params.")
+        # A decoder-only model keeps its embedding with its decoder.
+        if prefix + embedding in found or f"{prefix}decoder.{embedding}" in found
+    ]
     if not prefixes:
         raise ValueError(
             f"{place.where!r} holds no T5: its Orbax tree has no {_EMBEDDING}, by itself or "

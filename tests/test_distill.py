@@ -153,6 +153,7 @@ def on_policy(run, tmp_path_factory):
     return directory, settings, run(directory, **settings)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_gives_the_numbers_of_an_unbroken_one(run, on_policy, tmp_path):
     """Stopped between two writings of the draft."""
     straight, settings, whole = on_policy
@@ -164,6 +165,7 @@ def test_a_resumed_run_gives_the_numbers_of_an_unbroken_one(run, on_policy, tmp_
     assert losses(tmp_path) == losses(straight) and same(result.params, whole.params)
 
 
+@pytest.mark.slow
 def test_the_drafts_own_samples_are_written_anew_and_cleared(on_policy):
     samples = on_policy[0] / "draft_samples"
     # Step 8's checkpoint needed window 1 when window 2 was written.

@@ -73,6 +73,7 @@ def _run(pair: Path, draft: str | None) -> tuple[list[str], float]:
     return [row.prediction for row in rows], accepted / examined
 
 
+@pytest.mark.slow
 def test_a_trained_draft_guesses_better_than_an_untrained_one(pair: Path) -> None:
     predictions, alpha = _run(pair, None)
     same, chance = _run(pair, str(pair / "untrained"))
@@ -80,6 +81,7 @@ def test_a_trained_draft_guesses_better_than_an_untrained_one(pair: Path) -> Non
     assert alpha > 2 * chance and alpha > 0.2
 
 
+@pytest.mark.slow
 def test_training_without_sources_learns(pair: Path) -> None:
     lines = (pair / "run_target" / "metrics.jsonl").read_text().splitlines()
     losses = [x for line in lines for x in json.loads(line).get("losses", [])]
@@ -91,11 +93,13 @@ def test_lines_of_text_are_targets_without_a_source(text: Path) -> None:
     assert set(sources) == {""} and targets[0] == TEXT[0] and targets[-1] == "a\tb"
 
 
+@pytest.mark.slow
 def test_early_exit_is_refused(pair: Path) -> None:
     with pytest.raises(ValueError, match="Early exit needs a T5 as target"):
         pretrained.load(pair, draft="early_exit:1")
 
 
+@pytest.mark.slow
 def test_a_config_on_disk_says_its_kind(pair: Path, tmp_path: Path) -> None:
     fields = json.loads((pair / "target" / "config.json").read_text())
     assert fields["kind"] == "lm"

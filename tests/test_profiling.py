@@ -38,6 +38,7 @@ def test_the_table_says_where_it_goes() -> None:
     assert "draft" not in table(made_up(draft=None)).split("prefill")[0]
 
 
+@pytest.mark.slow
 def test_a_model_is_profiled() -> None:
     target, draft = tiny_t5(0), tiny_t5(1)
     models = Decoders(*target, ModelDrafter(draft[0]), draft[1])

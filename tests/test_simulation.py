@@ -34,7 +34,9 @@ t5.T5Config:
 """
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize(
+    "alpha", [0.6, *(pytest.param(alpha, marks=pytest.mark.slow) for alpha in (0.0, 1.0))]
+)
 def test_guesses_stand_at_the_given_rate(alpha: float) -> None:
     inputs = jnp.arange(200)[:, None] % 5
     settings = {"gamma": 4, "max_new_tokens": 60, "eos_id": -1, "sampling": GREEDY}

@@ -110,6 +110,7 @@ def test_its_tokens_are_those_of_a_decode(pair, greedy):
     assert f"{len(row.tokens)} tokens in {row.rounds} calls" in greedy.note
 
 
+@pytest.mark.slow
 def test_a_draft_that_passes_leaves_the_target_alone(pair):
     lookup = pretrained.load(tiny_pair(), draft="lookup")
     seen = walk(lookup, LINE, GREEDY, "w", "A title")
@@ -118,6 +119,7 @@ def test_a_draft_that_passes_leaves_the_target_alone(pair):
     assert all((t.status, t.q, t.likely[0][2]) == ("bonus", None, None) for t in alone)
 
 
+@pytest.mark.slow
 def test_a_row_may_end_in_a_guess(pair):
     chances = tuple(Chances(token, 0.5, 0.5, ()) for token in (5, 1, 7))
     views = view_round(Round((5, 1, 7), 2, (5, 1), chances), pair.vocabulary)
