@@ -107,7 +107,7 @@ def test_mistakes_are_one_sentence(tmp_path, capsys):
         ([str(tmp_path), output], 1, "is no checkpoint: expected config.json and params/"),
         ([source], 2, "required: OUTPUT"),
         ([source, output, "--dtype=int8"], 2, "invalid choice"),
-        ([source, output, f"--config={tmp_path}/bad.json"], 1, "does not hold a T5Config's"),
+        ([source, output, f"--config={tmp_path}/bad.json"], 1, "does not hold a config's"),
         ([source, output, f"--config={tmp_path}/no.json"], 1, "No such file"),
         ([source, output, f"--vocabulary={tmp_path}/large.model"], 1, "has 80 pieces, the model"),
         ([source, output, f"--vocabulary={tmp_path}/no.model"], 1, "No SentencePiece model at"),

@@ -197,6 +197,7 @@ def test_an_eos_accepted_in_mid_round_ends_the_row_there(third: int) -> None:  #
     assert result.drafted.sum() == 5
 
 
+@pytest.mark.slow
 def test_a_round_never_exceeds_the_budget() -> None:  # cases 5 and 6
     free = plain(max_new_tokens=12, eos_id=NO_EOS)
     for gamma in (1, 4):

@@ -12,8 +12,9 @@ import pytest
 
 from specdec_jax import main
 from specdec_jax.checkpoints import expected_params, save_params
+from specdec_jax.network import NetworkConfig
 from specdec_jax.resources import gin_search_paths
-from specdec_jax.t5 import T5, T5Config
+from specdec_jax.t5 import T5
 from tests.tiny_pair import CONFIG, save_pair
 
 GIN = Path(gin_search_paths()[0])
@@ -31,7 +32,7 @@ def test_every_model_has_the_size_it_says(file):
     gin.parse_config(f'include "gin/{file}"\nfrom __gin__ import dynamic_registration\n'
                      "from specdec_jax import train\ntrain.train.model = %MODEL")  # fmt: skip
     config = gin.query_parameter("train.train.model").scoped_configurable_fn()
-    while not isinstance(config, T5Config):
+    while not isinstance(config, NetworkConfig):
         config = config()
     shapes = jax.tree.leaves(expected_params(config))
     count = sum(shape.size for shape in shapes)
@@ -119,7 +120,9 @@ def test_every_task_of_seqio(file, pair, tmp_path, capsys):
 @pytest.mark.parametrize("file", [*FILES, *TASKS, *MODELS, *RUNS])
 def test_every_file_opens_with_its_command(file):
     text = (GIN / file).read_text()
-    assert text.startswith("# ") and f"--gin_file=gin/{file}" in text
+    level = file.partition("reproduce_")[2].removesuffix(".gin")
+    named = f"specdec reproduce --level={level}" if level else f"--gin_file=gin/{file}"
+    assert text.startswith("# ") and named in text
 
 
 def test_a_finished_run_is_not_repeated(pair, tmp_path, capsys):

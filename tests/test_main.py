@@ -394,6 +394,7 @@ def test_drafts_and_rules_of_the_command(capsys, flags):
     assert len(capsys.readouterr().out.splitlines()) == 2
 
 
+@pytest.mark.slow
 def test_the_gumbel_rule_gives_a_seeds_tokens_whatever_the_draft(capsys):
     outputs = set()
     for flags in (["--draft=model"], ["--draft=lookup"], ["--gamma=1", "--batch_size=1"]):

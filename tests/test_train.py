@@ -167,6 +167,7 @@ def test_sigterm_saves_and_exits_cleanly(tmp_path, corpora, spiece):  # noqa: F8
     assert max(steps) < 100000
 
 
+@pytest.mark.slow
 def test_max_minutes_stops_and_a_second_call_goes_on(tmp_path, unbroken, corpora, spiece):  # noqa: F811
     stopped = run(tmp_path, corpora, spiece, max_minutes=0.0)
     assert not stopped.finished and stopped.step == 0
