@@ -472,6 +472,7 @@ def two_sentences(tmp_path):
     return path
 
 
+@pytest.mark.slow
 def test_drafts_side_by_side(tmp_path, two_sentences, capsys, monkeypatch):
     monkeypatch.setattr("specdec_jax.costs.REPEATS", 1)
     monkeypatch.setattr("specdec_jax.draft_table.GAMMAS", (1, 3))
@@ -506,6 +507,7 @@ def test_rules_side_by_side(two_sentences, capsys, monkeypatch):
     assert main.run([*command, "--gamma=auto"]) == 2
 
 
+@pytest.mark.slow
 def test_gammas_side_by_side(two_sentences, capsys, monkeypatch):
     monkeypatch.setattr("specdec_jax.costs.REPEATS", 1)
     monkeypatch.setattr(gamma_table, "FIXED", (3,))
