@@ -218,6 +218,13 @@ class Batch(NamedTuple):
     keys: Array  # key[B]
 
 
+def with_text(batch: Batch, result: DecodeResult) -> DecodeResult:
+    """A result's rows that have text, on the host."""
+    rows = np.flatnonzero(batch.has_text)
+    host = jax.device_get(result)
+    return jax.tree.map(lambda leaf: leaf[rows] if leaf.ndim else leaf, host)
+
+
 def generate(
     pair: Pair,
     lines: Sequence[str],

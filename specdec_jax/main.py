@@ -24,12 +24,13 @@ does is in the modules it calls, which load when a subcommand needs them.
 
 import argparse
 import dataclasses
+import importlib
 import io
 import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -58,6 +59,10 @@ class _Parser(argparse.ArgumentParser):
 def _complain(message: str, code: int) -> int:
     print(f"specdec: {message}", file=sys.stderr, flush=True)
     return code
+
+
+# Configured by gin, whose flags are no parser's.
+_GIN_JOBS = ("benchmark", "distill", "infer", "reproduce", "train")
 
 
 def _build_parser() -> argparse.ArgumentParser:
@@ -575,65 +580,20 @@ def _convert(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _train(arguments: Sequence[str]) -> int:
-    from specdec_jax import gin_jobs, train
-
-    if {"-h", "--help"} & set(arguments):
-        print(f"specdec train: {gin_jobs.__doc__}")
-        return 0
-    _keep_compiled_programs()
-    gin_jobs.log_own_messages()
-    result = gin_jobs.run(train.train, arguments)
-    return 0 if result.finished else INTERRUPTED
-
-
-def _distill(arguments: Sequence[str]) -> int:
-    from specdec_jax import distill, gin_jobs
-
-    if {"-h", "--help"} & set(arguments):
-        print(f"specdec distill: {gin_jobs.__doc__}")
-        return 0
-    _keep_compiled_programs()
-    gin_jobs.log_own_messages()
-    result = gin_jobs.run(distill.distill, arguments)
-    return 0 if result.finished else INTERRUPTED
-
-
-def _infer(arguments: Sequence[str]) -> int:
-    from specdec_jax import infer
-
-    return _run_job("infer", infer.infer, arguments)
-
-
-def _benchmark(arguments: Sequence[str]) -> int:
-    from specdec_jax import benchmark
-
-    return _run_job("benchmark", benchmark.benchmark, arguments)
-
-
-def _reproduce(arguments: Sequence[str]) -> int:
-    """Its own flags stand for gin's: --level a file, --run_dir and --only macros."""
-    from specdec_jax import gin_jobs, reproduce
-
-    if {"-h", "--help"} & set(arguments):
-        print(f"specdec reproduce: {reproduce.USAGE}")
-        return 0
-    _keep_compiled_programs()
-    gin_jobs.log_own_messages()
-    gin_jobs.run(reproduce.reproduce, reproduce.gin_flags(arguments))
-    return 0
-
-
-def _run_job(name: str, job: Callable[..., Any], arguments: Sequence[str]) -> int:
+def _gin_job(name: str, arguments: Sequence[str]) -> int:
+    """A job of `_GIN_JOBS`: the function of the module's own name."""
     from specdec_jax import gin_jobs
 
+    module = importlib.import_module(f"specdec_jax.{name}")
     if {"-h", "--help"} & set(arguments):
-        print(f"specdec {name}: {gin_jobs.__doc__}")
+        print(f"specdec {name}: {getattr(module, 'USAGE', gin_jobs.__doc__)}")
         return 0
     _keep_compiled_programs()
     gin_jobs.log_own_messages()
-    gin_jobs.run(job, arguments)
-    return 0
+    if name == "reproduce":  # its own flags stand for gin's
+        arguments = module.gin_flags(arguments)
+    result = gin_jobs.run(getattr(module, name), arguments)
+    return 0 if getattr(result, "finished", True) else INTERRUPTED
 
 
 def _read_lines(arguments: argparse.Namespace) -> list[str]:
@@ -709,16 +669,8 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command -> its exit status: 0, 1 failed, 2 wrong usage, 130 interrupted."""
-    if argv[:1] == ["train"]:  # gin's flags are no parser's
-        return _train(argv[1:])
-    if argv[:1] == ["distill"]:
-        return _distill(argv[1:])
-    if argv[:1] == ["infer"]:
-        return _infer(argv[1:])
-    if argv[:1] == ["benchmark"]:
-        return _benchmark(argv[1:])
-    if argv[:1] == ["reproduce"]:
-        return _reproduce(argv[1:])
+    if argv and argv[0] in _GIN_JOBS:
+        return _gin_job(argv[0], argv[1:])
     arguments = _build_parser().parse_args(argv)
     if arguments.command == "version":
         print(f"specdec_jax {__version__}")

@@ -11,14 +11,13 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from specdec_jax import acceptance
 from specdec_jax.analysis import break_even_alpha, decode_cost, walltime_improvement
 from specdec_jax.benchmark_table import BenchmarkRow, Speedup
 from specdec_jax.costs import Costs
-from specdec_jax.generate import Batch
+from specdec_jax.generate import Batch, with_text
 from specdec_jax.speed import timed
 from specdec_jax.types import DecodeResult
 
@@ -75,11 +74,10 @@ def race(ways: Mapping[str, Way], batches: Sequence[Batch], *, repeats: int, see
     found = Race({name: [] for name in ways}, {name: [] for name in ways}, dict.fromkeys(ways, 0.0))
     shapes = set()
     for batch in batches:
-        real = np.flatnonzero(batch.has_text)
         runs = {name: functools.partial(way, batch) for name, way in ways.items()}
         first = {name: timed(run) for name, run in runs.items()}
         for name, (result, took) in first.items():
-            found.results[name].append(_rows(jax.device_get(result), real))
+            found.results[name].append(with_text(batch, result))
             if batch.inputs.shape not in shapes:
                 found.compile_seconds[name] += took
         shapes.add(batch.inputs.shape)
@@ -90,10 +88,6 @@ def race(ways: Mapping[str, Way], batches: Sequence[Batch], *, repeats: int, see
         for name, each in times.items():
             found.seconds[name].append(float(np.median(each)))
     return found
-
-
-def _rows(result: DecodeResult, rows: np.ndarray) -> DecodeResult:
-    return jax.tree.map(lambda leaf: leaf[rows] if leaf.ndim else leaf, result)
 
 
 def as_row(

@@ -80,15 +80,14 @@ def profile(
       sampling: temperature, top-k, top-p.
     """
     target, params = models.target, models.target_params
-    cache = jax.jit(target.prefill, static_argnums=2)(params, inputs, max_new_tokens + gamma + 1)
-    calls = {k: _extends(target, params, cache, k) for k in range(1, gamma + 2)}
+    length = max_new_tokens + gamma + 1
+    cache = jax.jit(target.prefill, static_argnums=2)(params, inputs, length)
+    calls = {k: _extends(target, params, cache, inputs, length, k) for k in range(1, gamma + 2)}
     draft = None
     if isinstance(models.drafter, ModelDrafter):
         small, small_params = models.drafter.model, models.draft_params
-        small_cache = jax.jit(small.prefill, static_argnums=2)(
-            small_params, inputs, max_new_tokens + gamma + 1
-        )
-        draft = _extends(small, small_params, small_cache, 1)
+        small_cache = jax.jit(small.prefill, static_argnums=2)(small_params, inputs, length)
+        draft = _extends(small, small_params, small_cache, inputs, length, 1)
     verify = _verification(len(inputs), gamma, target.vocab_size, sampling)
     runs: dict[Any, Callable[[], Any]] = {**calls, "verify": verify}
     timed = _medians(runs | ({"draft": draft} if draft else {}))
@@ -109,10 +108,10 @@ def profile(
     )
 
 
-def _extends(model: Model, params: Params, cache: Any, k: int) -> Callable[[], Any]:
+def _extends(
+    model: Model, params: Params, cache: Any, inputs: Array, length: int, k: int
+) -> Callable[[], Any]:
     """A loop of calls on k tokens, each fed what the one before found likeliest."""
-    length = max(leaf.shape[2] for leaf in jax.tree.leaves(cache) if leaf.ndim == 4)
-    rows = jax.tree.leaves(cache)[0].shape[0]
 
     @jax.jit
     def run(params: Params, cache: Any, tokens: Array) -> Array:
@@ -125,7 +124,7 @@ def _extends(model: Model, params: Params, cache: Any, k: int) -> Callable[[], A
 
         return jax.lax.fori_loop(0, _CALLS, call, (cache, tokens))[1]
 
-    tokens = jnp.zeros((rows, k), jnp.int32)
+    tokens = jnp.zeros((len(inputs), k), jnp.int32)
     return lambda: run(params, cache, tokens)
 
 
@@ -169,11 +168,10 @@ def _medians(runs: dict[Any, Callable[[], Any]]) -> dict[Any, float]:
 
 
 def _decoder_bytes(params: Params, cache: Any) -> int:
-    """Of the weights and caches that a call reads: all but the encoder's and the embedding."""
+    """Of the weights and caches that a call reads: all but the encoder's and untied embeddings."""
+    unread = {"encoder"} | ({"token_embedder"} if "logits_dense" in params["decoder"] else set())
     paths = jax.tree_util.tree_flatten_with_path(params)[0]
-    weights = sum(
-        leaf.nbytes for path, leaf in paths if path[0].key not in ("encoder", "token_embedder")
-    )
+    weights = sum(leaf.nbytes for path, leaf in paths if path[0].key not in unread)
     return weights + sum(leaf.nbytes for leaf in jax.tree.leaves(cache))
 
 

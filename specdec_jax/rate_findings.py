@@ -9,11 +9,12 @@ import numpy as np
 from specdec_jax import acceptance
 from specdec_jax.drafters.model import ModelDrafter
 from specdec_jax.findings import Figure, Finding, Series, Table, Value
-from specdec_jax.generate import Batch, Settings, batches, decode, decode_plain
+from specdec_jax.generate import Settings, batches, decode, decode_plain, with_text
 from specdec_jax.paper_figures import paper_draft, table_3
 from specdec_jax.pretrained import Pair
 from specdec_jax.sampling import GREEDY, Sampling
 from specdec_jax.types import DecodeResult
+from specdec_jax.vocabulary import encode_sources
 
 _SAMPLED = Sampling(1.0)
 _GAMMA = 5  # at which guesses are counted
@@ -61,18 +62,8 @@ def measure_rates(
 
 def _decodes(pair: Pair, lines: Sequence[str], settings: Settings) -> list[DecodeResult]:
     """Results of the lines that have text."""
-    found = []
-    for batch in batches(pair, lines, settings):
-        real = _real(batch)
-        result = decode(pair, batch, settings)
-        found.append(
-            result._replace(accepted=result.accepted[real], examined=result.examined[real])
-        )
-    return found
-
-
-def _real(batch: Batch) -> np.ndarray:
-    return np.flatnonzero(batch.has_text)
+    work = batches(pair, lines, settings)
+    return [with_text(batch, decode(pair, batch, settings)) for batch in work]
 
 
 def _betas(
@@ -82,14 +73,13 @@ def _betas(
     found = []
     start = 0
     for batch in batches(pair, lines, settings):
+        real = np.flatnonzero(batch.has_text)
+        outputs = np.zeros((len(batch.inputs), settings.max_new_tokens), np.int32)
         if targets is None:
             outputs = np.asarray(decode_plain(pair, batch, settings).tokens)
         else:
-            some = [target or "" for target in targets[start : start + len(batch.lines)]]
-            outputs = np.zeros((len(batch.inputs), settings.max_new_tokens), np.int32)
-            for row, ids in zip(outputs, pair.vocabulary.encode_batch(some), strict=False):
-                ids = [*ids, 1][: len(row)]
-                row[: len(ids)] = ids
+            some = [targets[start + int(i)] or "" for i in real]
+            outputs[real] = encode_sources(pair.vocabulary, some, settings.max_new_tokens)
         start += len(batch.lines)
         betas = acceptance.teacher_forced(
             pair.target,
@@ -100,7 +90,7 @@ def _betas(
             outputs,
             sampling=settings.sampling,
         )
-        found.append(np.asarray(betas)[_real(batch)])
+        found.append(np.asarray(betas)[real])
     return np.concatenate(found)
 
 
@@ -197,16 +187,11 @@ def measure_lenience(
                 {} if lenience == 1 else {"rule": "lenient", "lenience": lenience}
             )
             now = dataclasses.replace(settings, gamma=_GAMMA, sampling=sampling, **lenient)
-            tokens = rounds = 0
-            results = []
-            for batch in batches(pair, lines, now):
-                real = _real(batch)
-                result = decode(pair, batch, now)
-                tokens += int(result.lengths[real].sum())
-                rounds += int(result.rounds[real].sum())
-                results.append(
-                    result._replace(accepted=result.accepted[real], examined=result.examined[real])
-                )
+            results = _decodes(pair, lines, now)
+            tokens, rounds = (
+                sum(int(getattr(result, name).sum()) for result in results)
+                for name in ("lengths", "rounds")
+            )
             alpha = acceptance.of_decodes(results).alpha
             found.append(
                 Lenient(task, sampling.temperature, lenience, alpha, tokens / max(rounds, 1))

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import Array
 
 from specdec_jax import baselines, measuring
@@ -31,7 +30,7 @@ from specdec_jax.sampling import Sampling, UniformNoise, draw_noise
 from specdec_jax.speed_findings import speed_findings
 from specdec_jax.terminal import JobProgress
 from specdec_jax.types import DecodeResult, Draft, Params, Verdict
-from specdec_jax.verification import ExactRule
+from specdec_jax.verification import ExactRule, leading
 
 _NO_EOS = -1  # every row writes all its tokens
 
@@ -59,8 +58,7 @@ class GivenRule:
         """See `VerifyRule`."""
         exact = ExactRule()(p, draft, noise, **rest)
         stands = draft.valid & (noise.test[:, : draft.tokens.shape[1]] < self.alpha)
-        n = jnp.sum(jnp.cumprod(stands.astype(jnp.int32), axis=1), axis=1)
-        return exact._replace(num_accepted=n)
+        return exact._replace(num_accepted=leading(stands))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,8 +93,7 @@ class Simulation:
     def findings(self, run_dir: Path) -> list[Finding]:
         """Table 2's rows of these drafts, measured."""
         asked = [(row, size) for row in TABLE_2 for name, size in self.drafts if name == row.draft]
-        about = dataclasses.asdict(self) | {"drafts": [list(draft) for draft in self.drafts]}
-        record = Record(run_dir / self.name, about)
+        record = Record(run_dir / self.name, dataclasses.asdict(self))
         done = {(row.task, row.draft, row.temperature) for row in record.rows}
         models: tuple[str, Decoders] | None = None
         with JobProgress(len(asked)) as progress:

@@ -4,17 +4,10 @@ A call's place in the order is the decode's own, its length the mean that was me
 kind where it runs (costs.py): a compiled loop shows nothing of single calls from outside.
 """
 
-import dataclasses
-
-import numpy as np
-
 from specdec_jax.costs import measure_costs
 from specdec_jax.findings import Lane, Span, Timeline
-from specdec_jax.generate import Settings, batches, decode_plain, decode_traced, decoders
+from specdec_jax.generate import Settings, batches, decode_traced, decoders
 from specdec_jax.pretrained import Pair
-from specdec_jax.speed import timed
-
-_REPEATS = 5
 
 
 def timeline(pair: Pair, line: str, settings: Settings, *, name: str = "figure5") -> Timeline:
@@ -37,11 +30,9 @@ def timeline(pair: Pair, line: str, settings: Settings, *, name: str = "figure5"
         max_new_tokens=settings.max_new_tokens,
         sampling=settings.sampling,
     )
-    plain = decode_plain(pair, batch, settings)
-    runs = [timed(lambda: decode_plain(pair, batch, settings))[1] for _ in range(_REPEATS)]
-    calls = int(plain.lengths[0])
-    one = float(np.median(runs)) / (costs.prefill + calls)  # seconds of T(1)
-    rounds, _ = decode_traced(pair, batch, dataclasses.replace(settings))
+    one = costs.seconds
+    rounds, result = decode_traced(pair, batch, settings)
+    calls = int(result.lengths[0])
     spans = [Span("target", 0.0, one * costs.prefill)]
     if costs.draft_prefill:
         spans.append(Span("draft", _end(spans), one * costs.draft_prefill))

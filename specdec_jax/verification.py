@@ -53,7 +53,7 @@ def _at(rows: Array, place: Array) -> Array:
     return jax.vmap(lambda row, i: row[i])(rows, place)
 
 
-def _leading(accept: Array) -> Array:
+def leading(accept: Array) -> Array:
     """How many guesses stand before the first that does not: bool[R, gamma] -> int32[R]."""
     return jnp.sum(jnp.cumprod(accept.astype(jnp.int32), axis=1), axis=1)
 
@@ -91,7 +91,7 @@ class ExactRule:
         x, q, valid = _sound(draft)
         gamma = x.shape[1]
         u = noise.test[:, :gamma]
-        n = _leading(valid & (u * _of(q, x) < _of(p[:, :gamma], x)))
+        n = leading(valid & (u * _of(q, x) < _of(p[:, :gamma], x)))
         return _correct(p, q, n, noise)
 
 
@@ -135,7 +135,7 @@ class LenientRule:
         else:
             keep = noise.test[:, :gamma] * self.lenience * _of(q, x) < p_x
             keep |= self.lenience == 0.0
-        return _correct(p, q, _leading(valid & keep), noise)
+        return _correct(p, q, leading(valid & keep), noise)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +156,7 @@ class GumbelRule:
         """See `VerifyRule`."""
         gamma = draft.tokens.shape[1]
         tokens = noise.draw_tokens(p)
-        n = _leading(draft.valid & (draft.tokens == tokens[:, :gamma]))
+        n = leading(draft.valid & (draft.tokens == tokens[:, :gamma]))
         return Verdict(n, _at(tokens, n))
 
 
