@@ -9,13 +9,16 @@ Their orientation is the one decision of this file, `feature_major`:
   8 columns then costs about 1.5 times one column instead of 3 to 4 times, which
   alone decides whether verifying gamma + 1 tokens at once pays there.
 
-`prepare_kernels` turns a checkpoint's tree into the one that the layers read.
+`prepare_kernels` turns a checkpoint's tree into the one that the layers read. There,
+feature-major, kernels that multiply the same activations are joined into one, since a product
+costs a CPU's threads a start of their own: queries, keys and values; the two halves of a gated
+feed-forward layer. The layers read either tree.
 
 Shapes: B batch, k tokens per call, L buffer (slots), T source length, H heads,
 D head dimension, J = H x D, E embedding, M feed-forward.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -29,23 +32,59 @@ Params = Any  # a pytree of arrays, named as T5X names it
 MASKED = -1e10
 
 
-def prepare_kernels(params: Params, *, feature_major: bool) -> Params:
+# Kernels that multiply the same activations, and the name of them all; attention to a source
+# joins no query, which multiplies other ones.
+_JOINED = {
+    "query_key_value": ("query", "key", "value"),
+    "wi_01": ("wi_0", "wi_1"),
+}
+_APART = "encoder_decoder_attention"
+
+
+def prepare_kernels(params: Params, *, feature_major: bool, join: bool = True) -> Params:
     """Lays out a checkpoint's parameters as the layers read them.
 
     Args:
       params: parameters as checkpoints hold them, every `kernel` `[in, out]`.
       feature_major: whether the layers run feature-major.
+      join: whether kernels may be joined; not where a mesh splits them by their outputs.
 
     Returns:
-      The same tree; with `feature_major`, every `kernel` is `[out, in]` in memory.
+      The same tree; with `feature_major`, every `kernel` is `[out, in]` in memory, and with
+      `join` those of the same activations are one, `[sum of outs, in]`.
     """
     if not feature_major:
         return params
 
-    def lay_out(path: tuple[Any, ...], leaf: Array) -> Array:
-        return jnp.array(leaf.T) if path[-1].key == "kernel" else leaf
+    def lay_out(tree: Params, name: str) -> Params:
+        if not isinstance(tree, Mapping):
+            return jnp.array(tree.T) if name == "kernel" else tree
+        parts = {key: lay_out(part, key) for key, part in tree.items()}
+        for joined, names in _JOINED.items():
+            if join and name != _APART and all(key in parts for key in names):
+                kernels = [parts.pop(key)["kernel"] for key in names]
+                parts[joined] = {"kernel": jnp.concatenate(kernels)}
+        return parts
 
-    return jax.tree_util.tree_map_with_path(lay_out, params)
+    return lay_out(params, "")
+
+
+def restore_kernels(params: Params, *, feature_major: bool) -> Params:
+    """Undoes `prepare_kernels`: parameters as checkpoints hold them."""
+    if not feature_major:
+        return params
+
+    def lay_out(tree: Params, name: str) -> Params:
+        if not isinstance(tree, Mapping):
+            return jnp.array(tree.T) if name == "kernel" else tree
+        parts = dict(tree)
+        for joined, names in _JOINED.items():
+            if joined in parts:
+                kernels = jnp.split(parts.pop(joined)["kernel"], len(names))
+                parts |= {key: {"kernel": k} for key, k in zip(names, kernels, strict=True)}
+        return {key: lay_out(part, key) for key, part in parts.items()}
+
+    return lay_out(params, "")
 
 
 class Dense(nn.Module):
@@ -178,7 +217,7 @@ def write_at(cache: KeysValues, new: KeysValues, start: Array) -> KeysValues:
     def write(old: Array, fresh: Array) -> Array:
         fresh = fresh.astype(old.dtype)
         if old.shape[0] == 1:  # a plain slice update, where a scatter would be a loop
-            return jax.lax.dynamic_update_slice(old, fresh, (0, 0, start[0], 0))
+            return _write_in_place(old, fresh, start[0])
 
         def write_row(old: Array, fresh: Array, start: Array) -> Array:
             return jax.lax.dynamic_update_slice(old, fresh, (0, start, 0))
@@ -186,6 +225,26 @@ def write_at(cache: KeysValues, new: KeysValues, start: Array) -> KeysValues:
         return jax.vmap(write_row)(old, fresh, start)
 
     return KeysValues(write(cache.keys, new.keys), write(cache.values, new.values))
+
+
+def _write_in_place(old: Array, fresh: Array, start: Array) -> Array:
+    """Writes `[1, H, k, D]` into a cache of one row, at slot `start`.
+
+    Of one token (k = 1) XLA's CPU compiler would make the write part of whatever reads the
+    cache, once for each reader, into copies of the whole. A branch that is always taken is
+    closed to that. Elsewhere a branch may cost a word with the host, and there is none.
+    """
+
+    def plain(old: Array, fresh: Array, start: Array) -> Array:
+        return jax.lax.dynamic_update_slice(old, fresh, (0, 0, start, 0))
+
+    def closed(old: Array, fresh: Array, start: Array) -> Array:
+        return jax.lax.cond(start >= 0, plain, lambda old, *_: old, old, fresh, start)
+
+    if fresh.shape[2] > 1:
+        return plain(old, fresh, start)
+    written: Array = jax.lax.platform_dependent(old, fresh, start, cpu=closed, default=plain)
+    return written
 
 
 class Attention(nn.Module):
@@ -204,9 +263,12 @@ class Attention(nn.Module):
             return Dense(features, self.dtype, self.feature_major, init)
 
         joined = self.num_heads * self.head_dim
-        self.query = dense(joined, scale=1.0 / self.head_dim)
-        self.key = dense(joined)
-        self.value = dense(joined)
+        if self.has_variable("params", "query_key_value"):
+            self.query_key_value = dense(3 * joined)
+        else:
+            self.query = dense(joined, scale=1.0 / self.head_dim)
+            self.key = dense(joined)
+            self.value = dense(joined)
         self.out = dense(self.emb_dim)
         self.dropout = nn.Dropout(self.dropout_rate)
 
@@ -224,26 +286,37 @@ class Attention(nn.Module):
             return x.transpose(1, 3, 0, 2).reshape(joined, -1)
         return x.transpose(0, 2, 1, 3).reshape(-1, joined)
 
+    def queries(self, x: Array, batch: int) -> Array:
+        """Projects what attends: `[N, E]` or `[E, N]` -> `[B, H, k, D]`."""
+        return self._split_heads(self.query(x), batch)
+
     def keys_values(self, x: Array, batch: int) -> KeysValues:
         """Projects what is attended to: `[N, E]` or `[E, N]` -> `[B, H, k, D]` each."""
         return KeysValues(
             self._split_heads(self.key(x), batch), self._split_heads(self.value(x), batch)
         )
 
+    def project(self, x: Array, batch: int) -> tuple[Array, KeysValues]:
+        """Both, of activations that attend to themselves."""
+        if not self.has_variable("params", "query_key_value"):
+            return self.queries(x, batch), self.keys_values(x, batch)
+        parts = jnp.split(self.query_key_value(x), 3)
+        query, key, value = (self._split_heads(part, batch) for part in parts)
+        return query, KeysValues(key, value)
+
     def __call__(
-        self, x: Array, attended: KeysValues, bias: Array, *, deterministic: bool = True
+        self, query: Array, attended: KeysValues, bias: Array, *, deterministic: bool = True
     ) -> Array:
-        """Attends from x to `attended`.
+        """Attends to `attended`.
 
         Args:
-          x: `[N, E]` or `[E, N]`.
+          query: `[B, H, k, D]`.
           attended: keys and values `[B, H, L, D]`.
           bias: float32, broadcastable to `[B, H, k, L]`: position bias plus mask.
 
         Returns:
-          The shape of x.
+          `[N, E]` or `[E, N]`.
         """
-        query = self._split_heads(self.query(x), attended.keys.shape[0])
         scores = jnp.einsum(
             "bhqd,bhld->bhql", query, attended.keys, preferred_element_type=jnp.float32
         )
@@ -265,10 +338,16 @@ class MlpBlock(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array, *, deterministic: bool = True) -> Array:
+        if self.has_variable("params", "wi_01"):
+            joined = Dense(2 * self.mlp_dim, self.dtype, self.feature_major, name="wi_01")(x)
+            parts = jnp.split(joined, 2)
+        else:
+            names = ("wi",) if len(self.activations) == 1 else ("wi_0", "wi_1")
+            parts = [
+                Dense(self.mlp_dim, self.dtype, self.feature_major, name=name)(x) for name in names
+            ]
         hidden: Array | float = 1.0
-        for i, name in enumerate(self.activations):
-            dense_name = "wi" if len(self.activations) == 1 else f"wi_{i}"
-            y = Dense(self.mlp_dim, self.dtype, self.feature_major, name=dense_name)(x)
+        for name, y in zip(self.activations, parts, strict=True):
             hidden = hidden * (y if name == "linear" else getattr(nn, name)(y))
         hidden = nn.Dropout(self.dropout_rate)(hidden, deterministic=deterministic)
         return Dense(self.emb_dim, self.dtype, self.feature_major, name="wo")(hidden)

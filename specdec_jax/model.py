@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specdec_jax.layers import KeysValues, prepare_kernels, write_at
+from specdec_jax.layers import KeysValues, prepare_kernels, restore_kernels, write_at
 from specdec_jax.lm import Config, LMCache, LMConfig
 from specdec_jax.network import NetworkConfig
 from specdec_jax.sharding import Partition
@@ -43,11 +43,16 @@ class NetworkModel:
 
     def prepare(self, params: Params) -> Params:
         """Lays out a checkpoint's parameters for this model, once, when loaded."""
-        params = prepare_kernels(params, feature_major=self.feature_major)
+        whole = self.partition is None
+        params = prepare_kernels(params, feature_major=self.feature_major, join=whole)
         if self.partition is None:
             return params
         shardings = self.partition.param_shardings(params, feature_major=self.feature_major)
         return jax.device_put(params, shardings)
+
+    def restore(self, params: Params) -> Params:
+        """Undoes `prepare`: parameters as a checkpoint holds them."""
+        return restore_kernels(params, feature_major=self.feature_major)
 
     def prefill(self, params: Params, inputs: Array, length: int) -> NetworkCache:
         """Reads sources, int32[B, T], with room for `length` tokens."""

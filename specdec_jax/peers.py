@@ -71,7 +71,7 @@ def to_transformers(model: T5Model, params: Params) -> Any:
         network.lm_head.weight = torch.nn.Parameter(network.lm_head.weight.detach().clone())
     # It makes a decoder's cache (5.24) with as many layers as this says.
     network.config.num_layers = c.num_decoder_layers
-    leaves = flat(model.prepare(params))  # transposing twice undoes it: kernels are [in, out]
+    leaves = flat(model.restore(params))
     state = network.state_dict()
     for name, tensor in state.items():
         path = t5x_name(name)

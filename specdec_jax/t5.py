@@ -108,8 +108,8 @@ class EncoderLayer(_Block):
             return x + self.dropout(y, deterministic=deterministic)
 
         y = self.pre_attention_layer_norm(x)
-        attended = self.attention.keys_values(y, batch)
-        x = residual(self.attention(y, attended, bias, deterministic=deterministic))
+        query, attended = self.attention.project(y, batch)
+        x = residual(self.attention(query, attended, bias, deterministic=deterministic))
         y = self.pre_mlp_layer_norm(x)
         return residual(self.mlp(y, deterministic=deterministic))
 
@@ -143,14 +143,15 @@ class DecoderLayer(_Block):
             return x + self.dropout(y, deterministic=deterministic)
 
         y = self.pre_self_attention_layer_norm(x)
-        attended = self.self_attention.keys_values(y, start.shape[0])
+        query, attended = self.self_attention.project(y, start.shape[0])
         if cache is not None:
             attended = write_at(cache, attended, start)
-        x = residual(self.self_attention(y, attended, bias, deterministic=deterministic))
+        x = residual(self.self_attention(query, attended, bias, deterministic=deterministic))
         if source is not None and source_bias is not None:
             y = self.pre_cross_attention_layer_norm(x)
-            y = self.encoder_decoder_attention(y, source, source_bias, deterministic=deterministic)
-            x = residual(y)
+            cross = self.encoder_decoder_attention
+            query = cross.queries(y, start.shape[0])
+            x = residual(cross(query, source, source_bias, deterministic=deterministic))
         y = self.pre_mlp_layer_norm(x)
         x = residual(self.mlp(y, deterministic=deterministic))
         return x, attended

@@ -140,7 +140,7 @@ def t5x_model(config: T5Config) -> T5XModel:
 
 def to_t5x(model: T5Model, params: Params) -> tuple[T5XModel, Params]:
     """Our model and its parameters, as `model.prepare` laid them out, as T5X's."""
-    return t5x_model(model.config), model.prepare(params)  # transposing twice undoes it
+    return t5x_model(model.config), model.restore(params)
 
 
 def from_t5x(model: T5XModel, params: Params) -> tuple[T5Model, Params]:

@@ -95,10 +95,9 @@ def on_mesh(model_parallel: int) -> Setting:
     mesh = make_mesh(model_parallel)
 
     def lie(model: T5Model, params: Any, split: bool) -> tuple[T5Model, Any]:
-        partition = Partition(mesh, split)
-        shardings = partition.param_shardings(params, feature_major=model.feature_major)
-        model = dataclasses.replace(model, partition=partition)
-        return model, jax.device_put(params, shardings)
+        params = model.restore(params)
+        model = dataclasses.replace(model, partition=Partition(mesh, split))
+        return model, model.prepare(params)
 
     return Setting(MeshParallel(mesh), *lie(TARGET, PARAMS, True), *lie(DRAFT, DRAFT_PARAMS, False))
 

@@ -55,8 +55,8 @@ def test_beam_search_is_not_shared_by_rows() -> None:
 
 
 def test_every_parameter_has_axes() -> None:
-    _, params = tiny_t5(0)
-    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
+    model, params = tiny_t5(0)
+    for path, leaf in jax.tree_util.tree_flatten_with_path(model.restore(params))[0]:
         assert len(logical_axes("/".join(key.key for key in path))) == leaf.ndim
     with pytest.raises(ValueError, match="no rule for the axes of a parameter 'decoder/odd'"):
         logical_axes("decoder/odd")

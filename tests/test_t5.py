@@ -1,15 +1,25 @@
 """T5 against T5X's own numbers, and its cache against the uncached forward pass."""
 
 import dataclasses
+import re
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import Array
 
-from specdec_jax import T5Config, T5Model, autoregressive_decode, t5_model
-from specdec_jax.layers import prepare_kernels, relative_position_bucket
+from specdec_jax import (
+    DecodeResult,
+    ModelDrafter,
+    T5Config,
+    T5Model,
+    autoregressive_decode,
+    speculative_decode,
+    t5_model,
+)
+from specdec_jax.layers import prepare_kernels, relative_position_bucket, restore_kernels
 from specdec_jax.t5 import T5
 
 from .conftest import TINY, sources, tiny_t5
@@ -51,8 +61,29 @@ def test_parameter_tree_is_t5xs(golden: Any, feature_major: bool) -> None:
     module = T5(config, feature_major)
     tokens = jnp.ones((1, 2), jnp.int32)
     made = jax.eval_shape(module.init, jax.random.key(0), tokens, tokens)["params"]
-    read = prepare_kernels(params, feature_major=feature_major)
+    read = prepare_kernels(params, feature_major=feature_major, join=False)
     assert jax.tree.map(jnp.shape, made) == jax.tree.map(jnp.shape, read)
+
+
+@ORIENTATIONS
+def test_restored_parameters_are_the_checkpoints(golden: Any, feature_major: bool) -> None:
+    _, params, _ = golden
+    prepared = prepare_kernels(params, feature_major=feature_major)
+    joined = "query_key_value" in prepared["encoder"]["layers_0"]["attention"]
+    assert joined == feature_major
+    restored = restore_kernels(prepared, feature_major=feature_major)
+    jax.tree.map(np.testing.assert_array_equal, restored, params)
+
+
+def test_joined_kernels_compute_what_they_do_apart(golden: Any) -> None:
+    config, params, arrays = golden
+    module = T5(config, feature_major=True)
+    apart, joined = (prepare_kernels(params, feature_major=True, join=j) for j in (False, True))
+    assert "wi_01" not in apart["decoder"]["layers_0"]["mlp"]
+    inputs = jnp.asarray(arrays["encoder_input_tokens"])
+    tokens = jnp.asarray(arrays["decoder_input_tokens"])[:, :16]
+    logits = [module.apply({"params": p}, inputs, tokens) for p in (apart, joined)]
+    np.testing.assert_allclose(*logits, rtol=0, atol=1e-4)
 
 
 @ORIENTATIONS
@@ -187,3 +218,26 @@ def test_a_selected_prefix_goes_on_in_another_row() -> None:
     moved, _ = model.extend(params, model.select(cache, rows), last, last - 1)
     alone, _ = model.extend(params, cache, last, last - 1)
     np.testing.assert_array_equal(moved, alone[rows])
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("gamma", [0, 3])
+def test_a_loop_copies_no_cache(gamma: int, batch: int) -> None:
+    model, params = tiny_t5(0)
+    drafter, draft_params = ModelDrafter(tiny_t5(1)[0]), tiny_t5(1)[1]
+    n = 100
+
+    def decode(params: Any, draft_params: Any, inputs: Array) -> DecodeResult:
+        if gamma == 0:
+            return autoregressive_decode(model, params, inputs, max_new_tokens=n)
+        return speculative_decode(
+            model, params, drafter, draft_params, inputs, gamma=gamma, max_new_tokens=n
+        )
+
+    inputs = sources(batch, 9, TINY.vocab_size)
+    text = jax.jit(decode).lower(params, draft_params, inputs).compile().as_text()
+    loops = text[: text.index("\nENTRY")]  # what is around them may copy what it begins with
+    slots = n + 1 if gamma == 0 else n + gamma + 1
+    cache = rf"f32\[{batch},{TINY.num_heads},{slots},{TINY.head_dim}\]"
+    assert re.search(cache, loops)
+    assert re.findall(rf"{cache}\S* copy\(.*", loops) == []
