@@ -257,10 +257,10 @@ def test_each_device_of_a_mesh_holds_its_part() -> None:
 
 
 def test_heads_that_devices_cannot_share_are_refused() -> None:
-    partition = Partition(make_mesh(8))
-    _, params = tiny_t5(0, dataclasses.replace(CONFIG, num_heads=4))
+    model, params = tiny_t5(0, dataclasses.replace(CONFIG, num_heads=4))
+    on_mesh = dataclasses.replace(model, partition=Partition(make_mesh(8)))
     with pytest.raises(ValueError, match="has size 4, which 8 devices can't share"):
-        partition.param_shardings(params, feature_major=True)
+        on_mesh.prepare(model.restore(params))
 
 
 def test_each_device_holds_what_the_plan_says() -> None:
