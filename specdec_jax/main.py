@@ -354,7 +354,7 @@ def _add_profile(commands: Any) -> None:
         help="where a round's time goes: calls, sampling, the loop",
         description="Times the target's call on 1 to gamma + 1 tokens, the draft's, sampling and "
         "verification, and whole rounds, on a held-out sentence, and prints what of a round each "
-        "takes.",
+        "takes. With --scaling also tokens early and late, rows together, and compilation.",
         allow_abbrev=False,
     )
     _add_models(parser)
@@ -364,29 +364,49 @@ def _add_profile(commands: Any) -> None:
     add("--max_new_tokens", type=int, default=64, help="tokens of a timed decode (64)")
     _add_trained_length(parser)
     add("--sentences", metavar="FILE", help="other sentences: JSONL of task and inputs")
+    add(
+        "--sizes",
+        nargs=2,
+        metavar=("TARGET", "DRAFT"),
+        help="random weights in place of --model, of sizes of gin/models: t5_1_1_base t5_1_1_small",
+    )
+    add("--scaling", action="store_true", help="also cost by position and rows, and compilation")
     parser.set_defaults(run=_profile, top_k=0, top_p=1.0)
 
 
 def _profile(arguments: argparse.Namespace) -> int:
-    from specdec_jax import pretrained, profiling
-    from specdec_jax.generate import batches, decoders
+    from specdec_jax import profiling, scaling
 
     settings = _settings(arguments)
     if not isinstance(settings.gamma, int):
         raise UsageError("A round is timed at a fixed gamma: give a number, not auto.")
+    models, inputs, key = _profiled(arguments, settings)
+    rest: dict[str, Any] = {
+        "gamma": settings.gamma,
+        "max_new_tokens": settings.max_new_tokens,
+        "sampling": settings.sampling,
+    }
+    print(profiling.table(profiling.profile(models, inputs, key, **rest)))
+    if arguments.scaling:
+        print(scaling.table(scaling.scaling(models, inputs, key[0], **rest)))
+    return 0
+
+
+def _profiled(arguments: argparse.Namespace, settings: "Settings") -> tuple[Any, Any, Any]:
+    """The models, a batch of sources and its keys."""
+    from specdec_jax import pretrained, simulation
+    from specdec_jax.generate import batches, decoders
+
+    if arguments.sizes:
+        if arguments.model != pretrained.DEFAULT or arguments.draft or arguments.sentences:
+            raise UsageError("--sizes takes the place of --model, --draft and --sentences.")
+        models = simulation.random_pair(*arguments.sizes)
+        rows, length = settings.batch_size, settings.input_length
+        return models, *simulation.random_sources(rows, length, models.target.vocab_size)
     lines = [row["inputs"] for row in pretrained.held_out(arguments.sentences)]
     pair = _load(arguments)
     batch = next(batches(pair, lines, settings))
-    found = profiling.profile(
-        decoders(pair),
-        batch.inputs,
-        batch.keys,
-        gamma=settings.gamma,
-        max_new_tokens=settings.max_new_tokens,
-        sampling=settings.sampling,
-    )
-    print(profiling.table(found))
-    return 0
+    return decoders(pair), batch.inputs, batch.keys
 
 
 def _add_train_ngram(commands: Any) -> None:

@@ -23,7 +23,7 @@ from specdec_jax.sampling import Sampling, distribution, draw_noise
 from specdec_jax.types import Draft, Model, Params
 from specdec_jax.verification import ExactRule
 
-_CALLS = 32  # in a timed loop
+CALLS = 32  # in a timed loop
 _REPEATS = 9  # of it; the median counts
 _BANDWIDTH_BYTES = 2**28  # what is read to measure the machine
 
@@ -81,16 +81,20 @@ def profile(
     """
     target, params = models.target, models.target_params
     length = max_new_tokens + gamma + 1
-    cache = jax.jit(target.prefill, static_argnums=2)(params, inputs, length)
-    calls = {k: _extends(target, params, cache, inputs, length, k) for k in range(1, gamma + 2)}
-    draft = None
+    read = jax.jit(target.prefill, static_argnums=2)
+    cache = read(params, inputs, length)
+    calls = {k: extends(target, params, cache, inputs, length, k) for k in range(1, gamma + 2)}
+    loops: dict[Any, Callable[[], Any]] = dict(calls)
+    loops["verify"] = _verification(len(inputs), gamma, target.vocab_size, sampling)
+    reading = {"target": lambda: read(params, inputs, length)}
     if isinstance(models.drafter, ModelDrafter):
         small, small_params = models.drafter.model, models.draft_params
-        small_cache = jax.jit(small.prefill, static_argnums=2)(small_params, inputs, length)
-        draft = _extends(small, small_params, small_cache, inputs, length, 1)
-    verify = _verification(len(inputs), gamma, target.vocab_size, sampling)
-    runs: dict[Any, Callable[[], Any]] = {**calls, "verify": verify}
-    timed = _medians(runs | ({"draft": draft} if draft else {}))
+        read_small = jax.jit(small.prefill, static_argnums=2)
+        small_cache = read_small(small_params, inputs, length)
+        loops["draft"] = extends(small, small_params, small_cache, inputs, length, 1)
+        reading["draft"] = lambda: read_small(small_params, inputs, length)
+    timed = {name: seconds / CALLS for name, seconds in medians(loops).items()}
+    prefill = medians(reading)
     costs = measure_costs(
         models, inputs, key, gammas=[gamma], max_new_tokens=max_new_tokens, sampling=sampling
     )
@@ -98,8 +102,8 @@ def profile(
     return Profile(
         target={k: timed[k] for k in calls},
         draft=timed.get("draft"),
-        target_prefill=costs.prefill * token,
-        draft_prefill=costs.draft_prefill * token,
+        target_prefill=prefill["target"],
+        draft_prefill=prefill.get("draft", 0.0),
         verification=timed["verify"],
         round=(gamma * costs.draft + costs.verification[gamma]) * token,
         token=token,
@@ -108,21 +112,32 @@ def profile(
     )
 
 
-def _extends(
-    model: Model, params: Params, cache: Any, inputs: Array, length: int, k: int
-) -> Callable[[], Any]:
-    """A loop of calls on k tokens, each fed what the one before found likeliest."""
+def extends(
+    model: Model, params: Params, cache: Any, inputs: Array, length: int, k: int,
+    *, first: int = 0,
+) -> Callable[[], Any]:  # fmt: skip
+    """A loop of `CALLS` calls on k tokens, each fed what the one before found likeliest.
+
+    Args:
+      model: what is called.
+      params: its parameters.
+      cache: as its prefill gives it.
+      inputs: int32[B, T], sources.
+      length: slots of the cache.
+      k: tokens of a call.
+      first: position of the first call's; after the last slot the next begins there again.
+    """
 
     @jax.jit
     def run(params: Params, cache: Any, tokens: Array) -> Array:
         def call(i: Array, carry: tuple[Any, Array]) -> tuple[Any, Array]:
             cache, tokens = carry
-            start = (i * k) % (length - k)
+            start = first + (i * k) % (length - k - first)
             positions = jnp.broadcast_to(start + jnp.arange(k), tokens.shape)
             logits, cache = model.extend(params, cache, tokens, positions)
             return cache, jnp.argmax(logits, axis=-1).astype(jnp.int32)
 
-        return jax.lax.fori_loop(0, _CALLS, call, (cache, tokens))[1]
+        return jax.lax.fori_loop(0, CALLS, call, (cache, tokens))[1]
 
     tokens = jnp.zeros((len(inputs), k), jnp.int32)
     return lambda: run(params, cache, tokens)
@@ -149,21 +164,21 @@ def _verification(rows: int, gamma: int, vocab_size: int, sampling: Sampling) ->
             ) % vocab_size
 
         tokens = jnp.zeros((rows, gamma), jnp.int32)
-        return jax.lax.fori_loop(0, _CALLS, call, (logits, tokens))[1]
+        return jax.lax.fori_loop(0, CALLS, call, (logits, tokens))[1]
 
     return lambda: run(logits)
 
 
-def _medians(runs: dict[Any, Callable[[], Any]]) -> dict[Any, float]:
-    """Seconds a call, of loops run in turn."""
+def medians(runs: dict[Any, Callable[[], Any]], repeats: int = _REPEATS) -> dict[Any, float]:
+    """Seconds of each, run in turn; what compiles does so before."""
     for run in runs.values():
         jax.block_until_ready(run())
     times: dict[Any, list[float]] = {name: [] for name in runs}
-    for _ in range(_REPEATS):
+    for _ in range(repeats):
         for name, run in runs.items():
             start = time.perf_counter()
             jax.block_until_ready(run())
-            times[name].append((time.perf_counter() - start) / _CALLS)
+            times[name].append(time.perf_counter() - start)
     return {name: statistics.median(each) for name, each in times.items()}
 
 

@@ -115,18 +115,17 @@ class Simulation:
         return speed_findings(record.rows, {row.task: row.task for row in record.rows}, note=note)
 
     def _models(self, draft: str, others: Decoders | None) -> Decoders:
+        if others is None:
+            return random_pair(self.target, draft, self.dtype, self.seed)
         small, small_params = random_t5(draft, self.dtype, self.seed + 1)
-        if others:
-            return others._replace(drafter=ModelDrafter(small), draft_params=small_params)
-        target, params = random_t5(self.target, self.dtype, self.seed)
-        return Decoders(target, params, ModelDrafter(small), small_params)
+        return others._replace(drafter=ModelDrafter(small), draft_params=small_params)
 
     def _batches(self, vocab_size: int) -> list[Batch]:
         rows, found = self.batch_size, []
         for number in range(self.num_batches):
             key = jax.random.fold_in(jax.random.key(self.seed), number)
-            inputs = jax.random.randint(key, (rows, self.input_length), 3, vocab_size)
-            found.append(Batch([""] * rows, [True] * rows, inputs, jax.random.split(key, rows)))
+            inputs, keys = random_sources(rows, self.input_length, vocab_size, key)
+            found.append(Batch([""] * rows, [True] * rows, inputs, keys))
         return found
 
     def _measure(self, models: Decoders, row: Table2Row) -> BenchmarkRow:
@@ -171,6 +170,20 @@ class Simulation:
             seed=self.seed,
             same_tokens=False,
         )
+
+
+def random_pair(target: str, draft: str, dtype: str = "float32", seed: int = 0) -> Decoders:
+    """A target and a draft of random weights, by the names of their sizes; as `random_t5`."""
+    small, small_params = random_t5(draft, dtype, seed + 1)
+    return Decoders(*random_t5(target, dtype, seed), ModelDrafter(small), small_params)
+
+
+def random_sources(
+    rows: int, length: int, vocab_size: int, key: Array | None = None
+) -> tuple[Array, Array]:
+    """Sources without meaning, int32[rows, length], and a key for each, key[rows]."""
+    key = jax.random.key(0) if key is None else key
+    return jax.random.randint(key, (rows, length), 3, vocab_size), jax.random.split(key, rows)
 
 
 def random_t5(name: str, dtype: str, seed: int) -> tuple[T5Model, Params]:

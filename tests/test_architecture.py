@@ -52,6 +52,7 @@ FLOORS = [
         "ngram_training",
         "peers",
         "record",
+        "scaling",
         "text_run",
     },
     {"baselines", "infer", "speed_findings", "timeline"},
